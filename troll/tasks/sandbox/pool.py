@@ -225,17 +225,14 @@ def _run_until_lost(
                     selector.register(active[index].pipe, selectors.EVENT_READ, index)
                 now = time.monotonic()
                 timeout = max(0.0, min(entry.give_up for entry in active.values()) - now)
-                events = selector.select(timeout)
-                if not events and time.monotonic() > now + timeout:
+                ready = {key.data for key, _ in selector.select(timeout)}
+                if not ready and time.monotonic() > now + timeout:
                     raise LostError("the runner does not answer")
-                for key, _ in events:
-                    if key.data is None:
-                        continue
-                    entry = active[key.data]
-                    if not _drain(entry):
-                        selector.unregister(key.fd)
-                        entry.close()
-                if any(key.data is None for key, _ in events):
+                for index in ready - {None}:
+                    if not _drain(active[index]):
+                        selector.unregister(active[index].pipe)
+                        active[index].close()
+                if None in ready:
                     report = sandbox.receive()
                     entry = active.pop(report["id"])
                     if entry.pipe >= 0:

@@ -7,6 +7,7 @@ reader would not. The rules hold for rewards; see ``docs/algorithms.md``, "Rewar
 
 import functools
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
 from troll.tasks.verifiers.units import (
@@ -27,8 +28,6 @@ _MAX_NUMBER_CHARACTERS = 300
 _MAX_EXPONENT = 5_000
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎", "0123456789+-()")
-_SUPERSCRIPT_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+")
-_SUBSCRIPT_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉₊₋₍₎]+")
 _CHARACTERS = {
     **dict.fromkeys("−–—‐‑﹣－", "-"),
     **dict.fromkeys("\u00a0\u2002\u2003\u2009\u200a\u202f\u3000", " "),
@@ -44,85 +43,13 @@ _CHARACTERS = {
     **{"、": ", ", "；": ";", "¢": r"\text{ cents}"},
     **{"λ": r"\lambda ", "ω": r"\omega ", "φ": r"\phi ", "σ": r"\sigma ", "τ": r"\tau ", "ρ": r"\rho "},
 }
-_CHARACTER = re.compile("|".join(map(re.escape, _CHARACTERS)))
-_ROOT = re.compile(r"√\s*(\d+|[A-Za-z]|(?=[({]))")
 
-_DISPLAY = re.compile(
-    r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits)(?![a-zA-Z])|(?<!\\)\$|(?<!\\)\\[()\[\]]"
-)
-_SIZES = re.compile(r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\s*\.?")
-_BIG_OPERATORS = re.compile(r"\\big(cup|cap)(?![a-zA-Z_]|\s*_)")
-_BOLD = re.compile(r"\\(?:mathbf|boldsymbol|bm|mathsf|mathit|textbf|textit|emph|boxed|fbox)\s*\{([^{}]*)\}")
-# Commands that change how something looks: with a colour, around something, or from here on.
-_COLOUR = re.compile(
-    r"\\[hv]?phantom\s*\{[^{}]*\}|\\(?:(?:text|math)?colou?r|colorbox|fcolorbox\s*\{[^{}]*\})\s*(?:\[[^\[\]]*\])?\s*\{[^{}]*\}"
-)
-_WRAPPER = re.compile(
-    r"\\(?:(?:underline|uline|mathbf|boldsymbol|bm|mathsf|mathit|mathtt|textbf|textit|textsf|texttt|textsc|emph|"
-    r"boxed|fbox|ensuremath)\s*(?=\{)|(?:bf|it|sf|tt|sc|em|bfseries|itshape|tiny|small|normalsize|large|Large|LARGE|"
-    r"huge|Huge|displaystyle)(?![a-zA-Z]))"
-)
-_MARKDOWN = re.compile(r"^\s*(?:(?P<mark>`+)([^`]+)(?P=mark)|(?P<stars>\*\*?)([^*]+)(?P=stars))\s*$")
-_RM_GROUP = re.compile(r"\{\s*\\rm(?![a-zA-Z])\s*([^{}]*)\}|\\rm(?![a-zA-Z])")
-_MATHEMATICS_AS_TEXT = re.compile(
-    r"(?<![_^])\\(?:text|mathrm|textrm|mbox)\s*\{\s*((?=[^{}]*\d)[\d\s.,/+\-*^()=%\\$]+|)\s*\}(?!\s*\^)"
-)
-_RAISED_UNIT = re.compile(r"(\\(?:text|mathrm|mbox)\s*\{[^{}]*[a-zA-Z])\s*\^\s*\{(-?\d)\}([^{}]*\})")
-_UPRIGHT = re.compile(
-    r"\\(?:mathrm|text|textrm|operatorname)\s*(?:\{\s*([ie])\s*\}|([ie])(?![a-zA-Z]))|\\imath(?![a-zA-Z])"
-)
 _NUMERALS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 _BASES = {name: str(base) for base, name in enumerate(_NUMERALS.split(), start=2)}
 _BASE_NAME = rf"(?:\d+|{'|'.join(_BASES)})"
-_BASE_WORD = re.compile(
-    rf"(?<=[\dA-F)}}])\s*(?:_\s*(?P<brace>\{{)?\s*(?P<bracket>\()?\s*(?:(?P<text>\\(?:text|mathrm|textrm|mbox)\s*\{{)"
-    rf"\s*(?:base\s*(?P<end>\}})?)?)?\s*(?P<base>{_BASE_NAME})\s*(?(text)(?(end)|\}}))\s*(?(bracket)\))\s*(?(brace)\}})"
-    rf"|\\text\s*\{{\s*\(?\s*(?:in\s+)?base[\s-]*(?P<said>{_BASE_NAME})\s*\)?\s*\}})$"
-)
-_BASE_BRACKETS = re.compile(r"\(\s*(-?[\dA-F]+)\s*\)\s*_(?=\{\d+\}$)")
-_DOT = re.compile(r"(?<=\d)\.(?=\s*(?:[a-zA-Z/)}]|\\(?!(?:[lc]?dots|overline|bar|dot)(?![a-zA-Z]))))")
-_NUMBER_AS_TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{\s*([+-]?\d[\d.,/]*)\s*([a-zA-Z][^{}]*)\}")
-_MIXED = re.compile(r"(?<![\d.,^_}\\])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])")
-_MIXED_FRACTION = re.compile(r"(?<![\d.,^_\\])(\d+)\s*\\frac\s*\{(\d+)\}\s*\{(\d+)\}")
-_CASES = re.compile(
-    r"\\begin\s*\{(?:cases|aligned|gathered)\}((?:(?!\\(?:begin|text|mbox)(?![a-zA-Z])|\\end).)*=.*?)"
-    r"\\end\s*\{(?:cases|aligned|gathered)\}",
-    re.DOTALL,
-)
-_THIN_COMMA = re.compile(r",\s*\\!\s*(?=\d{3})|\{,\}(?=\d{3})")
-_THIN = re.compile(r"(?<!\\)\\!")
-_SPACE = re.compile(
-    r"(?<!\\)\\[,;:> ]|\\(?:enspace|thinspace|medspace|thickspace)(?![a-zA-Z])|~|\\h?space\{[^{}]*\}|\s+"
-)
-_QUAD = re.compile(r"[\s,;]*\\q?quad(?![a-zA-Z])[\s,;]*(?:\\q?quad(?![a-zA-Z])[\s,;]*)*")
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d| \d)")
-_FRACTION_NAME = re.compile(r"\\[dtc]frac(?![a-zA-Z])")
 _TOKEN = r"(\{[^{}]*\}|\\[a-zA-Z]+|[^\s\\{}])"
-_FRACTION = re.compile(
-    rf"\\frac(?![a-zA-Z])\s*(?!\{{){_TOKEN}\s*{_TOKEN}|\\frac\s*(\{{[^{{}}]*\}})\s*(\\[a-zA-Z]+|[^\s\\{{}}])"
-)
-_REPEATED_BAR = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{(\d+)\}(?!\d)")
-_REPEATED_BRACKET = re.compile(r"(?<![\d.])(\d*)\.(\d*)\((\d+)\)(?![\d^])")
-_REPEATED_DOTS = re.compile(r"(?<![\d.])(\d*)\.(\d+)\s*(?:\\[lc]?dots(?![a-zA-Z])|\.\.\.+|…)")
 _E = re.compile(r"(?<![A-Za-z\d.])(\d+(?:\.\d*)?|\.\d+)[eE]([+-]?\d{1,6})(?![\d.A-Za-z])")
-_TIMES_TEN = re.compile(r"(?<=[\d.])\s*(?:[xX*]|\\ast)\s*10\s*(?=\^)")
-_POWER = re.compile(r"(?:\^|\*\*)\s*([+-]?\d{2,}|[+-]\d)")
-_PLAIN_FUNCTION = re.compile(
-    r"(?:\b(?:np|math|numpy)\.)?(?<![\\a-zA-Z])(arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|log|ln|exp|sqrt)(?=\s*[({])"
-)
-_PLAIN_ROOT = re.compile(r"\\sqrt\s*\(([^()]*)\)")
-_CONDITION = re.compile(
-    r"\\\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid(?![a-zA-Z])|\||:)([^{}]*)\\\}"
-)
-_FACTORIAL_POWER = re.compile(r"(?<![\d.])(\d+)!\s*\^")
-_FACTORIAL_EQUALS = re.compile(r"(?<=[\d)])!=")  # not the sign of programs for "unequal"
-_LABEL = re.compile(r"_\{\s*\\(max|min)\s*\}")
-# The parser has no index at E, which it takes for Euler's number.
-_ENERGY = re.compile(r"(?<![A-Za-z\\])E_")
 _PERCENT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*\\?%")
-_PERCENT_WORD = re.compile(
-    r"\\text\s*\{\s*(?:percent|per cent|pct|\\?%)\s*\}|(?<![a-zA-Z])percent(?![a-zA-Z])"
-)
 
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
 _POWER_OF_TEN = r"10\^(?:\{([+-]?\d{1,6})\}|([+-]?\d))"
@@ -134,6 +61,170 @@ _SCIENTIFIC = re.compile(rf"[+-]?{_DECIMAL}\s*\\(?:times|cdot)\s*{_POWER_OF_TEN}
 _SIDE_BY_SIDE = re.compile(r"(?<![a-z]\^)[\d.] +[\d.]")  # but \sin^2 30
 
 
+def with_powers_of_ten(text: str) -> str:
+    r"""``4.5e33`` as ``4.5\times 10^{33}``, which math-verify would read as 4.5 times e times 33."""
+    return _E.sub(r"\1\\times 10^{\2}", text)
+
+
+def _plain(bold: re.Match[str]) -> str:
+    """What was in bold, as text if it is words."""
+    return rf"\text{{{bold[1]}}}" if re.fullmatch(r"[A-Za-z][A-Za-z ]+", bold[1]) else bold[1]
+
+
+def _unwrapped(text: str) -> str:
+    """What is between braces that enclose all."""
+    text = text.strip()
+    while re.fullmatch(r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}", text):
+        text = text[1:-1].strip()
+    return text
+
+
+def _in_base(match: re.Match[str]) -> str:
+    base = match["base"] or match["said"]
+    return f"_{{{_BASES.get(base, base)}}}"
+
+
+def _mixed(number: re.Match[str]) -> str:
+    """``2 1/4`` as a sum; not ``1 000/3``, nor 2 times three halves."""
+    whole, above, below = number.groups()
+    return rf"({whole}+\frac{{{above}}}{{{below}}})" if int(above) < int(below) else number[0]
+
+
+def _braced(match: re.Match[str]) -> str:
+    r"""``\frac12`` and ``\frac n 2`` with braces."""
+    above, below = (match[1], match[2]) if match[1] else (match[3], match[4])
+    return rf"\frac{{{above.strip('{}')}}}{{{below.strip('{}')}}}"
+
+
+def _repeating(match: re.Match[str]) -> str:
+    r"""0.1(6) as ``\frac{15}{90}``."""
+    return _with_period(match[1] or "0", match[2], match[3])
+
+
+def _with_period(whole: str, start: str, period: str) -> str:
+    top = int(whole + start + period) - int(whole + start)
+    return rf"\frac{{{top}}}{{{'9' * len(period)}{'0' * len(start)}}}"
+
+
+def _with_dots(match: re.Match[str]) -> str:
+    """0.333... as a repeating decimal, where a period is to be seen: one digit thrice, or more twice."""
+    whole, digits = match[1] or "0", match[2]
+    for length in range(1, len(digits) // 2 + 1):
+        period = digits[-length:]
+        times = 1
+        while digits.endswith(period * (times + 1)):
+            times += 1
+        if times >= (3 if length == 1 else 2):
+            return _with_period(whole, digits[: len(digits) - times * length], period)
+    return match[0]
+
+
+def _sub(pattern: str, replacement: str | Callable[[re.Match[str]], str]) -> Callable[[str], str]:
+    return functools.partial(re.compile(pattern).sub, replacement)
+
+
+_STEPS: tuple[Callable[[str], str], ...] = (
+    lambda text: " ".join(text.split()),
+    _sub(r"^\s*(?:(?P<mark>`+)([^`]+)(?P=mark)|(?P<stars>\*\*?)([^*]+)(?P=stars))\s*$", r"\2\4"),
+    in_latex,
+    _sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+", lambda run: f"^{{{run[0].translate(_SUPERSCRIPTS)}}}"),
+    _sub("[₀₁₂₃₄₅₆₇₈₉₊₋₍₎]+", lambda run: f"_{{{run[0].translate(_SUBSCRIPTS)}}}"),
+    _sub(r"√\s*(\d+|[A-Za-z]|(?=[({]))", lambda root: rf"\sqrt{{{root[1]}}}" if root[1] else r"\sqrt"),
+    _sub("|".join(map(re.escape, _CHARACTERS)), lambda character: _CHARACTERS[character[0]]),
+    with_signs,
+    # Typesetting: displays, sizes, fonts, colours.
+    _sub(
+        r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits)(?![a-zA-Z])|(?<!\\)\$|(?<!\\)\\[()\[\]]",
+        "",
+    ),
+    _sub(r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\s*\.?", ""),
+    _sub(r"\\big(cup|cap)(?![a-zA-Z_]|\s*_)", r"\\\1 "),
+    _sub(r"\{\s*\\rm(?![a-zA-Z])\s*([^{}]*)\}|\\rm(?![a-zA-Z])", r"\\mathrm{\1}"),
+    _sub(
+        r"\\[hv]?phantom\s*\{[^{}]*\}|\\(?:(?:text|math)?colou?r|colorbox|fcolorbox\s*\{[^{}]*\})\s*(?:\[[^\[\]]*\])?\s*\{[^{}]*\}",
+        "",
+    ),
+    _sub(r"\\(?:mathbf|boldsymbol|bm|mathsf|mathit|textbf|textit|emph|boxed|fbox)\s*\{([^{}]*)\}", _plain),
+    _sub(r"\\textnormal", r"\\text"),
+    _sub(
+        r"\\(?:(?:underline|uline|mathbf|boldsymbol|bm|mathsf|mathit|mathtt|textbf|textit|textsf|texttt|textsc|emph|"
+        r"boxed|fbox|ensuremath)\s*(?=\{)|(?:bf|it|sf|tt|sc|em|bfseries|itshape|tiny|small|normalsize|large|Large|LARGE|"
+        r"huge|Huge|displaystyle)(?![a-zA-Z]))",
+        "",
+    ),
+    _unwrapped,
+    # Bases, numbers and mathematics in text, upright letters.
+    _sub(
+        rf"(?<=[\dA-F)}}])\s*(?:_\s*(?P<brace>\{{)?\s*(?P<bracket>\()?\s*(?:(?P<text>\\(?:text|mathrm|textrm|mbox)\s*\{{)"
+        rf"\s*(?:base\s*(?P<end>\}})?)?)?\s*(?P<base>{_BASE_NAME})\s*(?(text)(?(end)|\}}))\s*(?(bracket)\))\s*(?(brace)\}})"
+        rf"|\\text\s*\{{\s*\(?\s*(?:in\s+)?base[\s-]*(?P<said>{_BASE_NAME})\s*\)?\s*\}})$",
+        _in_base,
+    ),
+    _sub(r"\(\s*(-?[\dA-F]+)\s*\)\s*_(?=\{\d+\}$)", r"\1_"),
+    _sub(r"\A\\(?:text|mathrm|mbox)\s*\{\s*([+-]?\d[\d.,/]*)\s*([a-zA-Z][^{}]*)\}\Z", r"\1\\text{ \2}"),
+    _sub(r"(\\(?:text|mathrm|mbox)\s*\{[^{}]*[a-zA-Z])\s*\^\s*\{(-?\d)\}([^{}]*\})", r"\1^\2\3"),
+    _sub(
+        r"(?<![_^])\\(?:text|mathrm|textrm|mbox)\s*\{\s*((?=[^{}]*\d)[\d\s.,/+\-*^()=%\\$]+|)\s*\}(?!\s*\^)",
+        r" \1 ",
+    ),
+    _sub(
+        r"\\(?:mathrm|text|textrm|operatorname)\s*(?:\{\s*([ie])\s*\}|([ie])(?![a-zA-Z]))|\\imath(?![a-zA-Z])",
+        lambda letter: f" {letter[1] or letter[2] or 'i'} ",
+    ),
+    # Spaces.
+    _sub(r",\s*\\!\s*(?=\d{3})|\{,\}(?=\d{3})", ""),
+    _sub(r"(?<!\\)\\!", ""),
+    _sub(
+        r"(?<!\\)\\[,;:> ]|\\(?:enspace|thinspace|medspace|thickspace)(?![a-zA-Z])|~|\\h?space\{[^{}]*\}|\s+",
+        " ",
+    ),
+    str.strip,
+    with_powers,
+    _sub(r"\\text\s*\{\s*(?:percent|per cent|pct|\\?%)\s*\}|(?<![a-zA-Z])percent(?![a-zA-Z])", r"\\%"),
+    _sub(rf"(?:[\s,]|\\q?quad)*({UNIT_NAME})\s*$", r" \1"),
+    _sub(r"[\s,;]*\\q?quad(?![a-zA-Z])[\s,;]*(?:\\q?quad(?![a-zA-Z])[\s,;]*)*", ", "),
+    lambda text: text.strip(" ,;"),
+    # Numbers.
+    _sub(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d| \d)", lambda number: number[0].replace(" ", "")),
+    # Not the sign of programs for "unequal".
+    _sub(r"(?<=[\d)])!=", "! ="),
+    _sub(r"(?<![\d.,^_}\\])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", _mixed),
+    _sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+    _sub(
+        rf"\\frac(?![a-zA-Z])\s*(?!\{{){_TOKEN}\s*{_TOKEN}|\\frac\s*(\{{[^{{}}]*\}})\s*(\\[a-zA-Z]+|[^\s\\{{}}])",
+        _braced,
+    ),
+    _sub(r"(?<![\d.,^_\\])(\d+)\s*\\frac\s*\{(\d+)\}\s*\{(\d+)\}", _mixed),
+    _sub(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{(\d+)\}(?!\d)", _repeating),
+    _sub(r"(?<![\d.])(\d*)\.(\d*)\((\d+)\)(?![\d^])", _repeating),
+    _sub(r"(?<![\d.])(\d*)\.(\d+)\s*(?:\\[lc]?dots(?![a-zA-Z])|\.\.\.+|…)", _with_dots),
+    _sub(r"(?<=\d)\.(?=\s*(?:[a-zA-Z/)}]|\\(?!(?:[lc]?dots|overline|bar|dot)(?![a-zA-Z]))))", ""),
+    with_powers_of_ten,
+    _sub(r"(?<=[\d.])\s*(?:[xX*]|\\ast)\s*10\s*(?=\^)", r"\\times 10"),
+    _sub(r"(?:\^|\*\*)\s*([+-]?\d{2,}|[+-]\d)", r"^{\1}"),
+    _sub(r"\*\*", "^"),
+    # Functions, cases, sets, labels.
+    _sub(
+        r"(?:\b(?:np|math|numpy)\.)?(?<![\\a-zA-Z])(arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|log|ln|exp|sqrt)(?=\s*[({])",
+        r"\\\1",
+    ),
+    _sub(r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+    _sub(
+        r"(?s)"
+        r"\\begin\s*\{(?:cases|aligned|gathered)\}((?:(?!\\(?:begin|text|mbox)(?![a-zA-Z])|\\end).)*=.*?)"
+        r"\\end\s*\{(?:cases|aligned|gathered)\}",
+        lambda cases: cases[1].replace("&", ""),
+    ),
+    _sub(r"\\\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid(?![a-zA-Z])|\||:)([^{}]*)\\\}", r"\1"),
+    _sub(r"\\varnothing", r"\\emptyset"),
+    _sub(r"(?<![\d.])(\d+)!\s*\^", r"(\1!)^"),
+    # The parser has no index at E, which it takes for Euler's number.
+    _sub(r"(?<![A-Za-z\\])E_", r"\\Xi_"),
+    _sub(r"_\{\s*\\(max|min)\s*\}", r"_{\1}"),
+    lambda text: text.strip().rstrip(".;,").strip(),
+)
+
+
 @functools.lru_cache(maxsize=8192)
 def respelled(text: str) -> str:
     r"""The same answer in the spelling that math-verify's parser of LaTeX reads whole.
@@ -143,45 +234,8 @@ def respelled(text: str) -> str:
     """
     if len(text) > _MAX_CHARACTERS:
         return text.strip()
-    text = in_latex(_MARKDOWN.sub(r"\2\4", " ".join(text.split())))
-    text = _SUPERSCRIPT_RUN.sub(lambda run: f"^{{{run[0].translate(_SUPERSCRIPTS)}}}", text)
-    text = _SUBSCRIPT_RUN.sub(lambda run: f"_{{{run[0].translate(_SUBSCRIPTS)}}}", text)
-    text = _ROOT.sub(lambda root: rf"\sqrt{{{root[1]}}}" if root[1] else r"\sqrt", text)
-    text = _CHARACTER.sub(lambda character: _CHARACTERS[character[0]], text)
-    text = with_signs(text)
-    text = _DISPLAY.sub("", text)
-    text = _SIZES.sub("", text)
-    text = _BIG_OPERATORS.sub(r"\\\1 ", text)
-    text = _RM_GROUP.sub(r"\\mathrm{\1}", text)
-    text = _BOLD.sub(lambda bold: _plain(bold[1]), _COLOUR.sub("", text))
-    text = _unwrapped(_WRAPPER.sub("", text.replace(r"\textnormal", r"\text")).strip())
-    text = _BASE_BRACKETS.sub(r"\1_", _BASE_WORD.sub(_in_base, text))
-    text = _NUMBER_AS_TEXT.sub(r"\1\\text{ \2}", text) if _NUMBER_AS_TEXT.fullmatch(text) else text
-    text = _MATHEMATICS_AS_TEXT.sub(r" \1 ", _RAISED_UNIT.sub(r"\1^\2\3", text))
-    text = _UPRIGHT.sub(lambda letter: f" {letter[1] or letter[2] or 'i'} ", text)
-    text = _THIN.sub("", _THIN_COMMA.sub("", text))
-    text = _SPACE.sub(" ", text).strip()
-    text = with_powers(text)
-    text = _PERCENT_WORD.sub(lambda _: r"\%", text)
-    text = _QUAD.sub(", ", re.sub(rf"(?:[\s,]|\\q?quad)*({UNIT_NAME})\s*$", r" \1", text)).strip(" ,;")
-    text = _THOUSANDS.sub(lambda number: number[0].replace(" ", ""), text)
-    text = _FACTORIAL_EQUALS.sub("! =", text)
-    text = _MIXED.sub(_mixed, text)
-    text = _fractions(_FRACTION_NAME.sub(r"\\frac", text))
-    text = _MIXED_FRACTION.sub(_mixed, text)
-    text = _REPEATED_BAR.sub(_repeating, text)
-    text = _REPEATED_BRACKET.sub(_repeating, text)
-    text = _REPEATED_DOTS.sub(_with_dots, text)
-    text = _DOT.sub("", text)
-    text = _E.sub(r"\1\\times 10^{\2}", text)
-    text = _TIMES_TEN.sub(r"\\times 10", text)
-    text = _POWER.sub(r"^{\1}", text).replace("**", "^")
-    text = _PLAIN_FUNCTION.sub(r"\\\1", text)
-    text = _PLAIN_ROOT.sub(r"\\sqrt{\1}", text)
-    text = _CASES.sub(lambda cases: cases[1].replace("&", ""), text)
-    text = _CONDITION.sub(r"\1", text).replace(r"\varnothing", r"\emptyset")
-    text = _LABEL.sub(r"_{\1}", _ENERGY.sub(r"\\Xi_", _FACTORIAL_POWER.sub(r"(\1!)^", text)))
-    text = text.strip().rstrip(".;,").strip()
+    for step in _STEPS:
+        text = step(text)
     if text.count(r"\pm") == 1 and "," not in text and "=" not in text:
         before, after = text.split(r"\pm")
         text = f"{before}{'+' if before.strip() else ''}{after.strip()}, {before}-{after.strip()}"
@@ -238,11 +292,6 @@ def same_number(answer: str, box: str) -> bool | None:
 def is_scientific(text: str) -> bool:
     r"""Whether the answer begins with a number in scientific notation, as ``4.5e33`` or ``3\times10^8``."""
     return len(text) <= _MAX_NUMBER_CHARACTERS and bool(_SCIENTIFIC.match(respelled(text).replace(" ", "")))
-
-
-def with_powers_of_ten(text: str) -> str:
-    r"""``4.5e33`` as ``4.5\times 10^{33}``, which math-verify would read as 4.5 times e times 33."""
-    return _E.sub(r"\1\\times 10^{\2}", text)
 
 
 def with_percents(text: str, *, keep: bool) -> str:
@@ -323,59 +372,3 @@ def _bracket(text: str) -> str:
             if depth == 0 and at + len(mark) != len(text):
                 return ""
     return marks[0][1][-1] if comma and depth == 0 else ""
-
-
-def _plain(text: str) -> str:
-    """What was in bold, as text if it is words."""
-    return rf"\text{{{text}}}" if re.fullmatch(r"[A-Za-z][A-Za-z ]+", text) else text
-
-
-def _unwrapped(text: str) -> str:
-    """What is between braces that enclose all."""
-    while re.fullmatch(r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}", text):
-        text = text[1:-1].strip()
-    return text
-
-
-def _in_base(match: re.Match[str]) -> str:
-    base = match["base"] or match["said"]
-    return f"_{{{_BASES.get(base, base)}}}"
-
-
-def _mixed(number: re.Match[str]) -> str:
-    """``2 1/4`` as a sum; not ``1 000/3``, nor 2 times three halves."""
-    whole, above, below = number.groups()
-    return rf"({whole}+\frac{{{above}}}{{{below}}})" if int(above) < int(below) else number[0]
-
-
-def _fractions(text: str) -> str:
-    r"""``\frac12`` and ``\frac n 2`` with braces."""
-
-    def braced(match: re.Match[str]) -> str:
-        above, below = (match[1], match[2]) if match[1] else (match[3], match[4])
-        return rf"\frac{{{above.strip('{}')}}}{{{below.strip('{}')}}}"
-
-    return _FRACTION.sub(braced, text)
-
-
-def _repeating(match: re.Match[str]) -> str:
-    r"""0.1(6) as ``\frac{15}{90}``."""
-    return _with_period(match[1] or "0", match[2], match[3])
-
-
-def _with_period(whole: str, start: str, period: str) -> str:
-    top = int(whole + start + period) - int(whole + start)
-    return rf"\frac{{{top}}}{{{'9' * len(period)}{'0' * len(start)}}}"
-
-
-def _with_dots(match: re.Match[str]) -> str:
-    """0.333... as a repeating decimal, where a period is to be seen: one digit thrice, or more twice."""
-    whole, digits = match[1] or "0", match[2]
-    for length in range(1, len(digits) // 2 + 1):
-        period = digits[-length:]
-        times = 1
-        while digits.endswith(period * (times + 1)):
-            times += 1
-        if times >= (3 if length == 1 else 2):
-            return _with_period(whole, digits[: len(digits) - times * length], period)
-    return match[0]

@@ -9,9 +9,7 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -126,23 +124,6 @@ def reference_outputs(problems: Iterable[CodeProblem], *, workers: int | None = 
     if faults:
         raise UserError(faults[0])
     return {digest: _REFERENCES[digest] for digest in by_digest}
-
-
-@contextmanager
-def no_known_references() -> Iterator[None]:
-    """As on a new machine: expected outputs are computed anew, and stored for the time inside only."""
-    known, cache = dict(_REFERENCES), os.environ.get("XDG_CACHE_HOME")
-    with tempfile.TemporaryDirectory() as directory:
-        _REFERENCES.clear()
-        os.environ["XDG_CACHE_HOME"] = directory
-        try:
-            yield
-        finally:
-            _REFERENCES.update(known)
-            if cache is None:
-                del os.environ["XDG_CACHE_HOME"]
-            else:
-                os.environ["XDG_CACHE_HOME"] = cache
 
 
 def _is_large(output: Output) -> bool:
