@@ -1,6 +1,5 @@
 """The process around the sandbox: bubblewrap's command line, and a running one with its control socket."""
 
-import array
 import functools
 import importlib.util
 import json
@@ -180,11 +179,8 @@ class Sandbox:
 
     def send(self, message: dict[str, Any], descriptors: list[int]) -> None:
         """Hands a program to the runner."""
-        rights = array.array("i", descriptors).tobytes()
         try:
-            self._control.sendmsg(
-                [json.dumps(message).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
-            )
+            socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
         except OSError as error:
             raise LostError(str(error)) from None
 

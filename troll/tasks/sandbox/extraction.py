@@ -85,28 +85,19 @@ def load(
     *,
     as_written: bool = False,
 ) -> None:
-    """Runs the module that a completion makes.
+    """Runs the module that a completion makes after a prompt, or alone where that is None.
 
     A statement that fails after the function is there, such as a test of the model's own, ends no program:
-    only the definitions after it count.
-
-    Args:
-        prompt: what the completion continues; None runs the completion as it is.
-        completion: raw text of a model.
-        entry_point: name of the function that is asked for; None for a script.
-        namespace: of the module.
-        as_written: runs the fenced block, or the completion where there is none, without looking further.
-
-    Raises:
-        BaseException: the program's own.
+    only the definitions after it count. A script has no entry point. With ``as_written`` the fenced block, or
+    the completion where there is none, is run without looking further. What the program raises is raised.
     """
-    if prompt is None:
-        exec(_compiled(completion), namespace)
-        return
-    if as_written:
-        text = _without_thoughts(completion)
-        fenced = _fenced(text, _definition(entry_point) if entry_point else None)
-        exec(_compiled(_joined(prompt, text if fenced is None else fenced)), namespace)
+    if prompt is None or as_written:
+        source = completion
+        if prompt is not None:
+            text = _without_thoughts(completion)
+            fenced = _fenced(text, _definition(entry_point) if entry_point else None)
+            source = _joined(prompt, text if fenced is None else fenced)
+        exec(_compiled(source), namespace)
         return
     source, code = _find(prompt, completion, entry_point)
     code = code or _compiled(source)

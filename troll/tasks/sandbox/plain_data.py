@@ -25,13 +25,9 @@ _MAX_DECIMAL_BITS = 1024
 _MAX_EQUAL_HASHES = 64
 # Whether they are what they say does not matter: what crosses is what their `item` returns.
 _NUMPY_SCALARS = (
-    "bool_",
-    "bool",
-    "str_",
-    "bytes_",
+    *("bool_", "bool", "str_", "bytes_", "float16", "float32", "float64", "complex64", "complex128"),
     *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)),
 )
-_NUMPY_SCALARS += ("float16", "float32", "float64", "complex64", "complex128")
 
 # What values of other types are as data. Subclasses are read by their base's own methods: what one of them
 # says of itself (that it is as long, or equal) does not count, only what it holds.

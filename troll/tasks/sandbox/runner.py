@@ -13,7 +13,6 @@ Into the result pipe a child writes the line ``ready N`` (N calls to come) once 
 means the sandbox failed, not the candidate), then its results. Standard library only.
 """
 
-import array
 import ctypes
 import gc
 import json
@@ -168,9 +167,10 @@ class _Runner:
 
     def start(self) -> bool:
         """Starts the next program; False when there will be none."""
-        message, descriptors = _receive(self.control)
-        if message is None:
+        data, descriptors, _, _ = socket.recv_fds(self.control, 4096, 3)
+        if not data:
             return False
+        message = json.loads(data)
         try:
             pid = self.forker.fork()
         except OSError as error:
@@ -241,15 +241,6 @@ def main() -> None:
     _set_limits(NOFILE=256, CORE=0, MEMLOCK=0, MSGQUEUE=0, SIGPENDING=256)  # programs inherit them
     stack_size(1 << 20)  # of a candidate's threads, unless it wants another
     _Runner(control).serve()
-
-
-def _receive(control: socket.socket) -> tuple[dict[str, float] | None, list[int]]:
-    descriptors = array.array("i")
-    data, ancillary, _, _ = control.recvmsg(4096, socket.CMSG_SPACE(3 * descriptors.itemsize))
-    for level, kind, payload in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
-    return (json.loads(data) if data else None), list(descriptors)
 
 
 def _child(message: dict[str, float], descriptors: list[int], privileged: bool) -> None:

@@ -262,17 +262,11 @@ def scope_signals() -> bool:
 
 
 def confine(*, threads: Literal["all", "counted", "none"] = "none") -> int | None:
-    """Drops all capabilities and installs the filter in the calling process, for good.
+    """Drops all capabilities and installs the filter in the calling process, for good, or raises OSError.
 
-    Args:
-        threads: which may be started; ``counted`` has them and their ends reported to a listener.
-
-    Returns:
-        The listener's descriptor (see ``thread_limit.py``) if threads are counted; None also where the kernel
-        has no listener to give: then no thread can be started.
-
-    Raises:
-        OSError: the kernel has no seccomp filters or refuses this one.
+    ``threads`` says which may be started; ``counted`` has them and their ends reported to a listener, whose
+    descriptor is returned (see ``thread_limit.py``). Where the kernel has none to give, it is None, and no
+    thread can be started.
     """
     drop_capabilities()
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)

@@ -50,15 +50,9 @@ def verify_assertions(
     limits: Limits | None = None,
     workers: int | None = None,
 ) -> list[CodeVerdict]:
-    """Judges completions by assertions.
+    """Judges completions by the assertions of test_list, after test_setup_code (see `verify_code`).
 
-    Args:
-        records: one per completion, with prompt, canonical_solution, test_list (``assert`` statements) and
-            test_setup_code.
-        completions: texts that a model wrote after the prompt.
-        limits: of one program over all its tests; default 6 CPU seconds, or four times what the reference
-            solution takes.
-        workers: programs in flight.
+    Default limits of a program are 6 CPU seconds over all its tests, or four times what the reference takes.
     """
     fields = ("test_list", "test_setup_code", "canonical_solution")
     tests = _prepare([json.dumps([record[field] for field in fields]) for record in records])
@@ -131,15 +125,11 @@ def verify_stdio(
     limits: Limits | None = None,
     workers: int | None = None,
 ) -> list[CodeVerdict]:
-    """Judges completions by inputs and outputs, as Eurus-2-RL has them.
+    """Judges completions by inputs and outputs, as Eurus-2-RL has them (see `verify_code`).
 
-    Args:
-        records: one per completion, with inputs, outputs and entry_point. Without an entry point a program
-            reads a text and prints one, compared line by line without trailing spaces; with one, the
-            function is called, and tuples count as lists.
-        completions: texts with the program, usually in a fenced block.
-        limits: of one program, for each text or over all calls.
-        workers: programs in flight.
+    Without an entry point a program reads a text and prints one, compared line by line without trailing
+    spaces; with one, the function is called, and tuples count as lists. Limits are for each text or over all
+    calls.
     """
     programs: list[Program] = []
     judges: list[Callable[[Execution], CodeVerdict]] = []

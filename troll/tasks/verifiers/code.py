@@ -17,7 +17,6 @@ from troll.tasks.verifiers.assertions import verify_assertions, verify_stdio
 from troll.tasks.verifiers.judge import CodeVerdict, judge_outputs
 from troll.tasks.verifiers.references import (
     REFERENCE_TIME_FACTOR,
-    CodeProblem,
     Reference,
     read_problem,
     reference_outputs,
@@ -87,10 +86,8 @@ def _verify_evalplus(
     workers: int | None,
     as_written: bool,
 ) -> list[CodeVerdict]:
-    prepared: dict[int, CodeProblem] = {}  # records are often one object many times
-    for record in records:
-        if id(record) not in prepared:
-            prepared[id(record)] = read_problem(record)
+    by_id = {id(record): record for record in records}  # often one object many times
+    prepared = {key: read_problem(record) for key, record in by_id.items()}
     problems = [prepared[id(record)] for record in records]
     references = reference_outputs(problems, workers=workers)
     unique = dict.fromkeys((item.digest, text) for item, text in zip(problems, completions, strict=True))
