@@ -41,9 +41,13 @@ def span(entry: ClaimVerdict) -> str:
     """The smallest and the largest difference among the settings."""
     if not entry.decision.settings:
         return ""
-    show, unit = _shown(entry.claim)
-    effects = sorted(setting.effect for setting in entry.decision.settings)
-    ends = list(dict.fromkeys((show(effects[0]), show(effects[-1]))))
+    return show_range(entry.claim, [setting.effect for setting in entry.decision.settings])
+
+
+def show_range(claim: Claim, differences: Sequence[float]) -> str:
+    """The smallest and the largest of some differences in the unit of the claim's metric."""
+    show, unit = _shown(claim)
+    ends = dict.fromkeys((show(min(differences)), show(max(differences))))
     return " to ".join(ends) + unit
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from troll.analysis.claims.verdicts import Claim
-from troll.analysis.claims.wording import show_difference
+from troll.analysis.claims.wording import show_difference, show_range
 from troll.analysis.leaderboard.contrasts import sentence
 from troll.analysis.leaderboard.protocol import read_protocol
 from troll.analysis.registry import entries
@@ -155,7 +155,7 @@ def answer(name: str, claims: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _numbers(record: Mapping[str, Any]) -> str:
-    """The average over settings with its interval, or the difference in the only one."""
+    """The average over settings with its interval; of too few for an average, their differences."""
     evidence = record["evidence"]
     claim = Claim.model_validate({name: record[name] for name in Claim.model_fields if name in record})
     if pooled := record["pooled"]:
@@ -166,6 +166,8 @@ def _numbers(record: Mapping[str, Any]) -> str:
         only = evidence[0]
         interval = Interval(only["difference"], only["low"], only["high"], only["level"], only["seeds"], 1)
         return f"{show_difference(claim, interval)} in its one setting"
+    if len(evidence) > 1:
+        return f"{show_range(claim, [item['difference'] for item in evidence])} in {len(evidence)} settings"
     return ""
 
 
