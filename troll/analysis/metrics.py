@@ -68,37 +68,37 @@ def _by_name(*entries: _T) -> Mapping[str, _T]:
 
 METRICS = _by_name(
     Metric(
-        *("success", SHARE, "responses of the rollout batch that were right"),
+        *("success", SHARE, "correct responses in the rollout batch"),
         label="training success (%)",
         scale="share",
         in_points=True,
     ),
     Metric(
-        *("validation_success", SHARE, "the same on the validation split"),
+        *("validation_success", SHARE, "correct responses on the validation split"),
         label="validation success (%)",
         scale="share",
     ),
     Metric("response_length", "tokens", "mean length of responses", label="response length (tokens)"),
-    Metric("truncated", SHARE, "responses cut at the limit"),
-    Metric("groups_without_signal", SHARE, "prompts whose responses were all right or all wrong"),
-    Metric("generated_samples", "responses", "sampled so far"),
-    Metric("loss", "", "of the optimiser step"),
-    Metric("grad_norm", "", "norm of the gradient, before it is clipped"),
-    Metric("learning_rate", "", "of the optimiser step"),
+    Metric("truncated", SHARE, "responses truncated at the length limit"),
+    Metric("groups_without_signal", SHARE, "prompts whose responses were all correct or all wrong"),
+    Metric("generated_samples", "responses", "number sampled so far"),
+    Metric("loss", "", "loss of the optimiser step"),
+    Metric("grad_norm", "", "norm of the gradient before clipping"),
+    Metric("learning_rate", "", "learning rate of the optimiser step"),
     Metric(
         "not_finite",
         "",
-        "1 in the last line of a run whose loss was not finite and that counts with a success of 0 "
-        "([`not_finite`](configuration.md)); the manifest has the step",
+        "1 in the last line of a run with a non-finite loss, which counts with a success of 0 "
+        "([`not_finite`](configuration.md)); the manifest records the step",
     ),
-    Metric("entropy", NATS, "of the new policy", label="entropy (nats)"),
+    Metric("entropy", NATS, "entropy of the new policy", label="entropy (nats)"),
     Metric(
         *("kl_to_old", NATS, "KL(new || old) on kept tokens and tail, mean over tokens"),
         label="KL to old policy (nats)",
         scale="log",
     ),
     Metric(
-        *("kl_to_old_max", NATS, "the same, largest of any token"),
+        *("kl_to_old_max", NATS, "the same, maximum over tokens"),
         label="largest KL before (nats)",
         scale="log",
         axis="kl",
@@ -106,10 +106,10 @@ METRICS = _by_name(
         heading="Largest KL before",
         worst="max",
     ),
-    Metric("kl_to_old_sampled", NATS, "an estimate of `kl_to_old` from the sampled tokens alone"),
-    Metric("ratio_mean", "", "new / old of the sampled tokens, mean"),
-    Metric("ratio_max", "", "the same, largest", heading="Largest ratio", worst="max"),
-    Metric("log_ratio_abs", "", "its absolute logarithm, mean"),
+    Metric("kl_to_old_sampled", NATS, "estimate of `kl_to_old` from the sampled tokens only"),
+    Metric("ratio_mean", "", "probability ratio new / old of the sampled tokens, mean"),
+    Metric("ratio_max", "", "the same, maximum", heading="Largest ratio", worst="max"),
+    Metric("log_ratio_abs", "", "absolute logarithm of that ratio, mean"),
     Metric(
         *("clip_fraction", SHARE, "tokens that the rule clipped, masked or projected"),
         label="tokens clipped or projected (%)",
@@ -119,14 +119,16 @@ METRICS = _by_name(
         worst="mean",
         in_points=True,
     ),
-    Metric("clipped_up", SHARE, "of rules that clip: tokens of positive advantage whose gradient is cut off"),
-    Metric("clipped_down", SHARE, "the same of negative advantage"),
-    Metric("kept_tokens", "tokens", "kept of the old distribution, mean"),
+    Metric(
+        "clipped_up", SHARE, "rules that clip: tokens with positive advantage whose gradient the clip removes"
+    ),
+    Metric("clipped_down", SHARE, "the same with negative advantage"),
+    Metric("kept_tokens", "tokens", "number of tokens kept of the old distribution, mean"),
     Metric(
         "support_full",
         SHARE,
-        "tokens at which all K are kept, so that more than `dropped_mass` may be left out; for vocabularies "
-        "above 4,096",
+        "positions at which all K tokens are kept, so that more than `dropped_mass` may be dropped; for "
+        "vocabularies above 4,096",
     ),
     Metric(
         *("kept_mass", SHARE, "mass of the kept tokens under the old policy, mean"),
@@ -135,14 +137,14 @@ METRICS = _by_name(
         complement=True,
     ),
     Metric(
-        *("kept_mass_min", SHARE, "the same, smallest"),
+        *("kept_mass_min", SHARE, "the same, minimum"),
         heading="Least kept mass",
         show="five decimals",
         worst="min",
     ),
     Metric("kl_projected", NATS, "TROLL: KL(projected || old), mean"),
     Metric(
-        *("kl_projected_max", NATS, "the same, largest"),
+        *("kl_projected_max", NATS, "the same, maximum"),
         label="largest KL after (nats)",
         scale="log",
         axis="kl",
@@ -151,32 +153,33 @@ METRICS = _by_name(
         worst="max",
     ),
     Metric("kl_violation", NATS, "TROLL: excess of `kl_projected` over the bound, mean"),
-    Metric("kl_violation_max", NATS, "the same, largest", heading="Worst bound violation", worst="max"),
-    Metric("step_size", "", "TROLL: 1 / (η + 1), 1 inside the ball", label="mean step β"),
-    Metric("regression", NATS, "TROLL: second term of the loss before its weight"),
-    Metric("solver_residual", "", "TROLL: of projected tokens |KL − bound| / bound, mean"),
-    Metric("solver_residual_max", "", "the same, largest", heading="Worst solver residual", worst="max"),
+    Metric("kl_violation_max", NATS, "the same, maximum", heading="Worst bound violation", worst="max"),
+    Metric("step_size", "", "TROLL: 1 / (η + 1), 1 inside the trust region", label="mean step β"),
+    Metric("regression", NATS, "TROLL: regression term of the loss, without its weight"),
+    Metric("solver_residual", "", "TROLL: |KL − bound| / bound of projected tokens, mean"),
+    Metric("solver_residual_max", "", "the same, maximum", heading="Worst solver residual", worst="max"),
     Metric(
         "solver_evaluations",
         "",
-        "TROLL: how often the solver evaluated the KL, mean over all tokens, of which those that are not "
-        "projected need none",
+        "TROLL: KL evaluations of the solver, mean over all tokens (tokens that are not projected need none)",
         heading="Solver evaluations",
         worst="mean",
     ),
-    Metric("kl_bound", "nats", "`troll-adaptive`: the bound of the step"),
-    Metric("penalty_kl", NATS, "`kl-penalty`: KL(old || new), which it weighs"),
-    Metric("multiplier", "", "`quatro-recon-*`: the dual variable λ of the prompt"),
+    Metric("kl_bound", "nats", "`troll-adaptive`: bound of the step"),
+    Metric("penalty_kl", NATS, "`kl-penalty`: KL(old || new) in the penalty"),
+    Metric("multiplier", "", "`quatro-recon-*`: dual variable λ of the prompt"),
     Metric(
         "effective_advantage",
         "",
-        "`quatro-recon-*`: A − λ (log w + log Z), which takes the place of the advantage",
+        "`quatro-recon-*`: A − λ (log w + log Z), which replaces the advantage",
     ),
     Metric("update_skipped", "0 or 1", "`kl-stop`: whether the step made no update"),
-    Metric("kl_to_reference", NATS, "with a `regulariser`: estimated KL of the rollout batch to the base"),
-    Metric("kl_coefficient", "", "with a `regulariser`: the weight of that KL"),
+    Metric(
+        "kl_to_reference", NATS, "with a `regulariser`: estimated KL to the base model on the rollout batch"
+    ),
+    Metric("kl_coefficient", "", "with a `regulariser`: weight of that KL"),
     Metric("critic/loss", "", "with a critic: its loss"),
-    Metric("critic/clipped", SHARE, "with a critic: tokens whose gradient the value clip cuts off"),
+    Metric("critic/clipped", SHARE, "with a critic: tokens whose gradient the value clip removes"),
     Metric("critic/grad_norm", "", "with a critic: norm of its gradient"),
     Metric(
         "critic/explained_variance", SHARE, "1 − Var(return − value) / Var(return) over the rollout batch"
@@ -186,18 +189,18 @@ METRICS = _by_name(
         "nats",
         "|log old − log sampler| of the sampled tokens, where vLLM or a lagging policy sampled",
     ),
-    Metric("sampling/sampling_logp_difference/max", "nats", "the same, largest"),
-    Metric("pretraining_loss", "", "with `pretraining`: the loss on its texts"),
+    Metric("sampling/sampling_logp_difference/max", "nats", "the same, maximum"),
+    Metric("pretraining_loss", "", "with `pretraining`: loss on its texts"),
     Metric("overlong_penalty", "", "with `overlong_penalty`: mean over responses"),
-    Metric("dynamic_sampling_batches", "", "with `dynamic_sampling`: batches sampled for this one"),
+    Metric("dynamic_sampling_batches", "", "with `dynamic_sampling`: batches sampled for this rollout batch"),
     Metric("greedy_success", SHARE, "with `remax`: success of the greedy responses"),
     Metric(
         "time/wall_s",
         "seconds",
-        "wall-clock since the start of training, time before an interruption included",
+        "wall-clock time since the start of training, including time before an interruption",
     ),
-    Metric("time/cpu_s", "seconds", "the same of the process's processors"),
-    Metric("time/step_time", "seconds", "of the step as TRL measures it, sampling included"),
+    Metric("time/cpu_s", "seconds", "processor time of the process, likewise"),
+    Metric("time/step_time", "seconds", "duration of the step as measured by TRL, including sampling"),
 )
 """Logged metrics by name, in the order of docs/results.md. Rules may log additional metrics."""
 _FIRST = (
@@ -216,13 +219,15 @@ SUMMARIES = _by_name(
         stored="kl",
         scale="log",
     ),
-    Summary("kl_max", NATS, "the largest KL of any token in any step", "kl_to_old_max", "largest", " nats"),
+    Summary("kl_max", NATS, "largest KL over all tokens and steps", "kl_to_old_max", "largest", " nats"),
     Summary(
-        *("entropy", NATS, "mean over the last tenth of the steps", "entropy", "final", " nats"),
+        *("entropy", NATS, "entropy, mean over the last tenth of the steps", "entropy", "final", " nats"),
         heading="Entropy, final (nats)",
         label="final entropy (nats)",
     ),
-    Summary("entropy_start", NATS, "mean over the first rollout batch", "entropy", "first batch", " nats"),
+    Summary(
+        "entropy_start", NATS, "entropy, mean over the first rollout batch", "entropy", "first batch", " nats"
+    ),
     Summary(
         *("final", SHARE, "success in training, mean over the last tenth of the steps", "success", "final"),
         heading="Training success, final (%)",
@@ -250,20 +255,24 @@ SUMMARIES = _by_name(
         show="percent",
     ),
     Summary(
-        *("response_length", "tokens", "of responses in training, mean over the last tenth of the steps"),
+        *(
+            "response_length",
+            "tokens",
+            "length of responses in training, mean over the last tenth of the steps",
+        ),
         of="response_length",
         over="final",
         heading="Response length (tokens)",
         show="whole",
     ),
-    Summary("steps", "steps", "optimiser steps", heading="Steps", show="whole"),
-    Summary("hours", "hours", "wall-clock of training", suffix=" h", heading="Hours", wall_clock=True),
+    Summary("steps", "steps", "number of optimiser steps", heading="Steps", show="whole"),
+    Summary("hours", "hours", "wall-clock time of training", suffix=" h", heading="Hours", wall_clock=True),
     Summary(
-        *("batch_s", "seconds", "of the clock, for a rollout batch with its updates"),
+        *("batch_s", "seconds", "wall-clock time per rollout batch with its updates"),
         wall_clock=True,
     ),
-    Summary("batch_cpu_s", "seconds", "of the processors, for a rollout batch with its updates"),
-    Summary("peak_gib", "GiB", "largest memory of the process", suffix=" GiB"),
+    Summary("batch_cpu_s", "seconds", "processor time per rollout batch with its updates"),
+    Summary("peak_gib", "GiB", "peak memory of the process", suffix=" GiB"),
 )
 """Summaries that claims may name besides pass@k, in the order of error messages."""
 PRESENT_NAMES = {summary.stored: name for name, summary in SUMMARIES.items() if summary.stored}
@@ -277,4 +286,4 @@ def markdown(entries: Collection[Metric | Summary]) -> str:
         f"| `{entry.name}` | {entry.unit} | {meaning} |"
         for entry, meaning in zip(entries, meanings, strict=True)
     ]
-    return "\n".join(["| name | unit | what it is |", "| --- | --- | --- |", *rows]) + "\n"
+    return "\n".join(["| name | unit | meaning |", "| --- | --- | --- |", *rows]) + "\n"
