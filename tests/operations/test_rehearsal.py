@@ -213,7 +213,7 @@ def test_a_figure_without_a_limit_is_found(contents, monkeypatch):
 
     experiment = experiment_of(contents)
     monkeypatch.setattr(make, "make", lambda *_: Figure(figsize=(5, 60)))
-    monkeypatch.setattr(figures, "entries_of", lambda *_, **__: [entries("figure")["main"]])
+    monkeypatch.setattr(figures, "figures_of", lambda *_: [(entries("figure")["main"], "", "main")])
     (check,) = figures.check_figures(experiment)
     assert check.state == "ok"
     monkeypatch.setattr(style, "_frame", lambda _: {"dpi": 200})

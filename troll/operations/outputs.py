@@ -1,10 +1,10 @@
 """What an experiment has: tables and figures, and runs that are in its tables already."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from troll.analysis.registry import Entry, Kind, When, crossed, requested, variants_of
+from troll.analysis.registry import Entry, Kind, When, crossed, requested, stems, variants_of
 from troll.experiment.base_seeds import kind_name
 from troll.experiment.experiment import Experiment, Run
 from troll.experiment.keys import planned_keys
@@ -27,6 +27,20 @@ def entries_of(
         "published": experiment.published,
     }
     return requested(kind, applies, group)
+
+
+def figures_of(
+    experiment: Experiment, runs: Collection[Run], group: str | None = None
+) -> Iterator[tuple[Entry, str, str]]:
+    """The figures of an experiment, or of a group of its runs, with the task of each and its file's stem.
+
+    A figure of one task is there once for each; the task of others is empty.
+    """
+    tasks = dict.fromkeys(run.task for run in runs)
+    for entry in entries_of("figure", experiment, runs, group):
+        for task in tasks if entry.per_task else [""]:
+            (stem,) = stems([entry], [task])
+            yield entry, task, stem
 
 
 def rule_of(experiment: Experiment, run: Run) -> str:

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from shlex import quote
 
-from troll.analysis.registry import Entry, stems
+from troll.analysis.registry import Entry
 from troll.common.errors import UserError
 from troll.experiment.experiment import Run
-from troll.operations.outputs import entries_of
+from troll.operations.outputs import entries_of, figures_of
 from troll.operations.parameters import settings_file
 from troll.operations.places import Wildcards
 from troll.operations.targets import Targets
@@ -73,9 +73,8 @@ class Part:
 
     def plan(self, wildcards: Wildcards) -> str:
         """What is planned: runs of skipped tasks too, so that tables can name them."""
-        experiment = self.targets.experiment
-        runs = experiment.runs() if self.group is None else experiment.groups()[self.group]
-        return settings_file("plan", self.targets.plan_of(runs))
+        groups = [] if self.group is None else [self.group]
+        return settings_file("plan", self.targets.plan_of(self.targets.experiment.runs(groups)))
 
     @property
     def markdown(self) -> list[str]:
@@ -108,11 +107,7 @@ class Part:
         ]
 
     def _figures(self) -> Iterator[tuple[Entry, str, str]]:
-        tasks = dict.fromkeys(run.task for run in self.runs)
-        for entry in entries_of("figure", self.targets.experiment, self.runs, self.group):
-            for task in tasks if entry.per_task else [""]:
-                (stem,) = stems([entry], [task])
-                yield entry, task, stem
+        return figures_of(self.targets.experiment, self.runs, self.group)
 
     def report_options(self, wildcards: Wildcards) -> list[str]:
         """What `troll job report` is to make."""

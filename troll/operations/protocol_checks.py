@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+
+from troll.algorithms.trust_regions import TRUST_REGIONS
+from troll.analysis.data.settings import differing, flat_settings
 from troll.analysis.leaderboard.protocol import TRIALS, Protocol, read_protocol, region, trials_experiment
 from troll.common.errors import UserError
 from troll.experiment.experiment import Experiment, resolve
 from troll.experiment.files import parse_experiment
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _OWN_KEYS = ("experiment", "not_finite", "seeds", "more_seeds", "further_seeds", "trust_regions", "matrix")
 """Of an experiment file: what the protocol decides."""
@@ -82,8 +83,6 @@ def experiment_problems(experiment: Experiment) -> Iterator[str]:
 
 def rule_problems(protocol: Protocol, name: str) -> Iterator[str]:
     """What is wrong with the space of a rule, a line each that begins with the key."""
-    from troll.algorithms.trust_regions import TRUST_REGIONS
-
     rule = protocol.rules[name]
     yield from _twice("learning_rates", rule.learning_rates)
     seen = set(rule.settings)
@@ -103,10 +102,8 @@ def rule_problems(protocol: Protocol, name: str) -> Iterator[str]:
             return
 
 
-def check_tuned_in(directory: Path, runs: "pd.DataFrame", protocol: Protocol) -> None:
+def check_tuned_in(directory: Path, runs: pd.DataFrame, protocol: Protocol) -> None:
     """Makes sure that trials which another protocol has run are those that this one would have run."""
-    from troll.analysis.data.settings import differing, flat_settings
-
     experiment = parse_experiment(trials_experiment(protocol), protocol.name)
     planned = {run.run_id: run for run in experiment.runs()}
     trial_runs = runs[runs["trust_region"].isin(protocol.trials_by_variant)]

@@ -8,16 +8,15 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from troll.algorithms.advantages import ESTIMATORS
+from troll.algorithms.trust_regions import TRUST_REGIONS
 from troll.common.explain import takes
 from troll.experiment.experiment import Experiment
+from troll.tasks.registry import get_task, task_names
 
 
 def schema_text() -> str:
     """The JSON schema of experiment files with the settings of tasks, rules and estimators, as text."""
-    from troll.algorithms.advantages import ESTIMATORS
-    from troll.algorithms.trust_regions import TRUST_REGIONS
-    from troll.tasks.registry import get_task, task_names
-
     schema = Experiment.model_json_schema()
     sections = schema["properties"]
     sections["tasks"]["properties"] = {
@@ -25,11 +24,8 @@ def schema_text() -> str:
         for name in task_names()
         if get_task(name).settings
     }
-    registries: tuple[tuple[str, Mapping[str, Any]], ...] = (
-        ("trust_regions", TRUST_REGIONS),
-        ("estimators", ESTIMATORS),
-    )
-    for section, registry in registries:
+    registries: dict[str, Mapping[str, Any]] = {"trust_regions": TRUST_REGIONS, "estimators": ESTIMATORS}
+    for section, registry in registries.items():
         sections[section]["additionalProperties"]["allOf"] = [
             {
                 "if": {"properties": {"rule": {"const": name}}},
@@ -96,14 +92,9 @@ def _section(model: type[BaseModel]) -> list[str]:
 
 def _rules() -> Iterator[str]:
     """The registered rules, estimators and tasks with their settings."""
-    from troll.algorithms.advantages import ESTIMATORS
-    from troll.algorithms.trust_regions import TRUST_REGIONS
-    from troll.tasks.registry import get_task, task_names
-
     tasks = {name: get_task(name) for name in task_names()}
-    registries: dict[str, Mapping[str, Any]]
-    registries = {"Trust regions": TRUST_REGIONS, "Estimators": ESTIMATORS, "Tasks": tasks}
-    for title, registry in registries.items():
+    registries: dict[str, Mapping[str, Any]] = {"Trust regions": TRUST_REGIONS, "Estimators": ESTIMATORS}
+    for title, registry in (registries | {"Tasks": tasks}).items():
         rows, shown = [], json.dumps if registry is tasks else _plain
         for name, entry in registry.items():
             settings = [f"`{key}: {shown(item.default)}`" for key, item in entry.settings.items()]

@@ -4,18 +4,20 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+from PIL import Image
+
+from troll.analysis.data.reduction import by_batch
 from troll.analysis.data.results import Results
 from troll.analysis.data.tidy import ITEM_COLUMNS, RUN_COLUMNS
 from troll.analysis.metrics import METRICS
-from troll.analysis.registry import stems
+from troll.analysis.render.style import MOST_PIXELS
+from troll.analysis.report.make import make_figure
 from troll.experiment.experiment import Experiment
-from troll.operations.outputs import entries_of
+from troll.operations.outputs import figures_of
 from troll.operations.rehearsal.report import Check, State, failures_or_ok
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _METRICS = tuple(name for name, metric in METRICS.items() if metric.label)
 """Those that figures show."""
@@ -26,10 +28,6 @@ SECONDS = 30.0
 
 def made_up(experiment: Experiment) -> Results:
     """Results of every run of an experiment, with numbers that are made up."""
-    import pandas as pd
-
-    from troll.analysis.data.reduction import by_batch
-
     rows = by_batch(
         {"step": step, "rollout_batch": step, "wall_s": 60.0 * step, "source": "train"}
         | {"metric": metric, "value": 0.1 * step}
@@ -48,7 +46,7 @@ def made_up(experiment: Experiment) -> Results:
     )
 
 
-def _filled(frame: "pd.DataFrame", columns: Mapping[str, str]) -> "pd.DataFrame":
+def _filled(frame: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
     """A table with all columns of a tidy one, empty where nothing was made up."""
     empty: dict[str, Any] = {"category": "", "bool": False, "Int64": None, "float64": float("nan")}
     missing = {name: empty[kind] for name, kind in columns.items() if name not in frame.columns}
@@ -57,32 +55,23 @@ def _filled(frame: "pd.DataFrame", columns: Mapping[str, str]) -> "pd.DataFrame"
 
 def check_figures(experiment: Experiment) -> list[Check]:
     """Draws every figure of the whole plan, and holds each to the limits of size and time."""
-    from PIL import Image
-
-    from troll.analysis.render.style import MOST_PIXELS
-    from troll.analysis.report.make import make_figure
-
-    begun = time.process_time()
-    results, tasks = made_up(experiment), list(dict.fromkeys(run.task for run in experiment.runs()))
+    begun, results = time.process_time(), made_up(experiment)
     drawn: dict[Check, int] = {}  # with the height of each
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # how large it is, is the question
     try:
         with tempfile.TemporaryDirectory() as directory:
-            for entry in entries_of("figure", experiment, experiment.runs()):
-                for stem, task in zip(
-                    stems([entry], tasks), tasks if entry.per_task else [None], strict=True
-                ):
-                    started = time.process_time()
-                    make_figure(entry.name, results, Path(directory, stem), task)
-                    seconds = time.process_time() - started
-                    with Image.open(Path(directory, f"{stem}.png")) as image:
-                        width, height = image.size
-                    size = f"{width:,} x {height:,} pixels in {seconds:.0f} s"
-                    large = max(width, height) > MOST_PIXELS
-                    # How long it takes depends on the machine, too: worth a word, but no failure.
-                    state: State = "failed" if large else "note" if seconds > SECONDS else "ok"
-                    size += f"; at most {MOST_PIXELS:,} pixels and {SECONDS:.0f} s" if state != "ok" else ""
-                    drawn[Check("figures", state, size, f"figures.{stem}")] = height
+            for entry, task, stem in figures_of(experiment, experiment.runs()):
+                started = time.process_time()
+                make_figure(entry.name, results, Path(directory, stem), task or None)
+                seconds = time.process_time() - started
+                with Image.open(Path(directory, f"{stem}.png")) as image:
+                    width, height = image.size
+                size = f"{width:,} x {height:,} pixels in {seconds:.0f} s"
+                large = max(width, height) > MOST_PIXELS
+                # How long it takes depends on the machine, too: worth a word, but no failure.
+                state: State = "failed" if large else "note" if seconds > SECONDS else "ok"
+                size += f"; at most {MOST_PIXELS:,} pixels and {SECONDS:.0f} s" if state != "ok" else ""
+                drawn[Check("figures", state, size, f"figures.{stem}")] = height
     finally:
         Image.MAX_IMAGE_PIXELS = limit
     seconds = time.process_time() - begun

@@ -14,11 +14,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+from safetensors.torch import load_file
+
+from troll.algorithms.trust_regions import TRUST_REGIONS
+from troll.algorithms.trust_regions.constraint_check import Thresholds
+from troll.analysis.data.summaries import Cell
+from troll.analysis.data.tidy import GROUP, parts
+from troll.analysis.render.substitutes import REHEARSAL
+from troll.analysis.tables.published import SECTIONS
 from troll.common.digests import sha256_of_file
 from troll.common.files import read_json, read_jsonl, write_text
 from troll.experiment.experiment import BASE, Experiment, Run
 from troll.operations.rehearsal.report import Check, failures_or_ok
 from troll.operations.rehearsal.shrink import PROCESSES
+from troll.operations.status import status_of
 
 # The coordinates that failing runs may have in common, the likeliest to be blamed first.
 _COORDINATES = ("trust_region", "estimator", "condition", "model", "task")
@@ -88,8 +98,6 @@ def _judged(name: str, bad: Mapping[Run, str], done: Sequence[Done], otherwise: 
 
 def check_runs(experiment: Experiment, root: Path) -> list[Check]:
     """Whether every run, and what follows it, has ended well."""
-    from troll.operations.status import status_of
-
     runs = experiment.runs()
     reasons = {
         status.name: status.reason or f"is {status.state}"
@@ -119,8 +127,6 @@ def check_gradients(done: Sequence[Done]) -> list[Check]:
 
 def check_policies(done: Sequence[Done]) -> list[Check]:
     """The weights are others than the base model's."""
-    from safetensors.torch import load_file
-
     bad: dict[Run, str] = {}
     for item in done:
         base = item.root / BASE / item.run.model / item.run.task / "checkpoint/model.safetensors"
@@ -132,8 +138,6 @@ def check_policies(done: Sequence[Done]) -> list[Check]:
 
 def check_projections(experiment: Experiment, done: Sequence[Done]) -> list[Check]:
     """Where a rule projects, its KL stays within the bound, and the solver has had something to do."""
-    from troll.algorithms.trust_regions.constraint_check import Thresholds
-
     tolerance = Thresholds().kl_violation
     bad: dict[Run, str] = {}
     used: dict[str, float] = {}
@@ -160,8 +164,6 @@ def check_projections(experiment: Experiment, done: Sequence[Done]) -> list[Chec
 
 
 def _projects(rule: str) -> bool:
-    from troll.algorithms.trust_regions import TRUST_REGIONS
-
     return rule in TRUST_REGIONS and TRUST_REGIONS[rule].function.__module__.endswith(".projected")
 
 
@@ -186,8 +188,6 @@ def check_pages(experiment: Experiment, root: Path) -> list[Check]:
 
 def check_marks(root: Path) -> list[Check]:
     """Every table and manifest says that it is a rehearsal's."""
-    from troll.analysis.render.substitutes import REHEARSAL
-
     tables = [*root.glob("tables/*.md"), *root.glob("groups/*/tables/*.md")]
     manifests = [*root.glob("runs/*/*/*/*/*/*/manifest.json"), *root.glob("base/*/*/manifest.json")]
     bare = [path for path in tables if REHEARSAL not in path.read_text(encoding="utf-8")]
@@ -200,12 +200,6 @@ def check_marks(root: Path) -> list[Check]:
 
 def check_published(experiment: Experiment, done: Sequence[Done], root: Path) -> list[Check]:
     """The tables of published numbers show runs without their partner."""
-    import pandas as pd
-
-    from troll.analysis.data.summaries import Cell
-    from troll.analysis.data.tidy import GROUP, parts
-    from troll.analysis.tables.published import SECTIONS
-
     if not experiment.published or not parts(root):
         return []
     cells = [Cell(**{name: getattr(item.run, name) for name in GROUP}) for item in done]

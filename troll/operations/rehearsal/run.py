@@ -18,6 +18,7 @@ from troll.experiment.experiment import Experiment, Run
 from troll.operations.rehearsal.partitions import PROFILE, check_partitions
 from troll.operations.rehearsal.report import REPORT, Check, digest_of, failed, root_of
 from troll.operations.rehearsal.shrink import selection, shrink
+from troll.operations.rehearsal.sources import check_data, check_models, check_templates, hubs_of, source_of
 from troll.operations.targets import skipped_tasks
 from troll.operations.workflow import in_checkout, run_workflow
 
@@ -52,8 +53,6 @@ def rehearse(
     directory of the Snakemake profile with the partitions that the jobs must fit.
     """
     from troll.operations.rehearsal.figures import check_figures
-    from troll.operations.rehearsal.outcome import checks_of
-    from troll.operations.rehearsal.sources import check_data, check_models, check_templates
 
     begun = time.monotonic()
     root = root_of(experiment.experiment, results)
@@ -81,6 +80,8 @@ def rehearse(
     tell(check_partitions(experiment, profile))
     tell(check_figures(experiment))
     if runs and not plan_only:
+        from troll.operations.rehearsal.outcome import checks_of
+
         small, environment = _prepare(experiment, runs, root, absent)
         log = root / _LOG
         say(f"the workflow: {len(small.runs())} runs, log in {log}")
@@ -128,8 +129,6 @@ def not_covered(
     plan_only: bool,
 ) -> list[str]:
     """What a rehearsal cannot show, in words."""
-    from troll.operations.rehearsal.sources import hubs_of, source_of
-
     gaps = ["every run: only the plan was looked at"] if plan_only else []
     gaps += list(_NEVER_COVERED)
     hubs = hubs_of(experiment, planned)

@@ -7,19 +7,27 @@ where the hub cannot be reached, the names that are known here count.
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from http.client import HTTPException
 from pathlib import Path
 from typing import Literal
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 from troll.common.digests import digest_of_json
 from troll.common.errors import UserError, nearest
 from troll.common.files import read_yaml
 from troll.experiment.experiment import Experiment, Run
 from troll.experiment.model_settings import Hub, ModelSettings
+from troll.operations.doctor import hub_answers
+from troll.operations.fetch import needed_data
 from troll.operations.hub_context import config_of
 from troll.operations.rehearsal.report import Check, State, failures_or_ok
+from troll.tasks.datasets.catalogue import DATA_SETS
+from troll.tasks.datasets.load import load, mirror_of
+from troll.training.wheel_model import kept_at
 
 Kind = Literal["here", "hub", "known", "package", "nowhere"]
 """On this machine; on the hub, which was asked; known by name; left to pip; none of these."""
@@ -68,13 +76,7 @@ def ask_hub(kind: Literal["models", "datasets"], name: str) -> bool | None:
 
     It answers 401 for what does not exist, and to people who have not logged in for some that does.
     """
-    from http.client import HTTPException
-    from urllib.error import HTTPError
-    from urllib.request import urlopen
-
-    from troll.operations.doctor import hub_answers
-
-    if _hub_silent(hub_answers):
+    if _hub_silent():
         return None
     address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     try:
@@ -87,8 +89,8 @@ def ask_hub(kind: Literal["models", "datasets"], name: str) -> bool | None:
 
 
 @cache
-def _hub_silent(answers: Callable[[], str]) -> bool:
-    return bool(answers())
+def _hub_silent() -> bool:
+    return bool(hub_answers())
 
 
 def source_of(model_id: str) -> Source:
@@ -120,8 +122,6 @@ def as_hub(model: ModelSettings) -> Hub | None:
     """A pretrained model as one of the hub, ``wheel/<package>-<version>-<digest>`` for a package's."""
     if (wheel := model.wheel) is None:
         return model.hub
-    from troll.training.wheel_model import kept_at
-
     version = re.sub(r"[^A-Za-z0-9.]", "-", wheel.version)
     name = f"wheel/{wheel.name}-{version}-{digest_of_json(wheel.model_dump())[:8]}"
     kept = kept_at(wheel)
@@ -191,10 +191,6 @@ def check_data(experiment: Experiment, runs: Sequence[Run]) -> tuple[list[Check]
 
     Returns what was found, and the sets that are not here, which are replaced by built-in rows.
     """
-    from troll.operations.fetch import needed_data
-    from troll.tasks.datasets.catalogue import DATA_SETS
-    from troll.tasks.datasets.load import load, mirror_of
-
     failures: list[Check] = []
     absent: list[str] = []
     needed = needed_data(experiment, runs)

@@ -11,11 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from troll.common.files import write_jsonl, write_text
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from troll.common.files import fresh_directory, write_jsonl, write_text
 from troll.experiment.experiment import Experiment, Run
 from troll.operations.rehearsal.sources import Source, hubs_of, known_models, source_of
 from troll.tasks.datasets import convert
 from troll.tasks.datasets.catalogue import DATA_SETS, DataSet
+from troll.training.tokenizer import make_tokenizer
 
 # Enough for 256 that are kept for validation where the source has no such split, a third that is for testing,
 # and what is trained on.
@@ -60,18 +64,12 @@ def write_models(directory: Path, experiment: Experiment, runs: Sequence[Run], t
 
 
 def _tokenizer(directory: Path, tasks: Iterable[str]) -> Path:
-    from troll.training.tokenizer import make_tokenizer
-
     if not (directory / "tokenizer.json").exists():
         make_tokenizer({task: {} for task in tasks}, _VOCABULARY, _DEMONSTRATIONS, directory)
     return directory
 
 
 def _write(path: Path, source: Source, of_tokenizer: Path, seed: int, *, weights: bool) -> None:
-    from transformers import AutoTokenizer
-
-    from troll.common.files import fresh_directory
-
     if (path / "model.safetensors").exists():
         return
     tokenizer = AutoTokenizer.from_pretrained(of_tokenizer)
@@ -91,8 +89,6 @@ def _write(path: Path, source: Source, of_tokenizer: Path, seed: int, *, weights
 
 def _config(source: Source, tokenizer: Any) -> Any:
     """A small configuration of the same architecture; of Qwen3's where none is known."""
-    from transformers import AutoConfig
-
     settings: dict[str, Any]
     if source.directory is not None:
         facts = json.loads((source.directory / "config.json").read_text(encoding="utf-8"))
@@ -123,9 +119,6 @@ def random_model(config: Any, end: int, seed: int) -> Any:
     text answers to it: in every place it has about one chance in ten. With tied embeddings the direction
     adds the same to all other logits.
     """
-    import torch
-    from transformers import AutoModelForCausalLM
-
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
