@@ -9,11 +9,10 @@ import contextlib
 import json
 import os
 import resource
-import selectors
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +20,11 @@ from typing import Any
 
 from troll.common.errors import UserError
 from troll.common.processor import available_cores
+from troll.tasks.verifiers.worker import EndError, Worker
 
 _START_S = 120.0  # importing lm-eval on a loaded machine
 _ANSWER_CPU_S = 30  # lm-eval's tasks allow themselves 5 s for each of several steps
 _ANSWER_WALL_S = 600.0
-_LAST_S = 10.0  # for a process that has closed its output to end
 _MEMORY_BYTES = 2 * 2**30  # on top of what the imports take
 _PAIRS_FOR_A_PROCESS = 64  # starting one costs about as much as scoring so many
 
@@ -55,84 +54,54 @@ def scores(
     ``workers`` is by default the number of cores, ``cpu_s`` the processor time for one response.
     """
     number = max(1, min(workers or available_cores(), len(pairs) // _PAIRS_FOR_A_PROCESS))
-    found: dict[int, Score] = {}
-    with ThreadPoolExecutor(number) as pool:
-        shards = [range(start, len(pairs), number) for start in range(number)]
-        for part in pool.map(lambda shard: _shard(task_file, metrics, pairs, shard, cpu_s), shards):
-            found.update(part)
-    return [found[index] for index in range(len(pairs))]
+    waiting: list[Worker] = []
 
+    def score(pair: Pair) -> Score:
+        try:
+            worker = waiting.pop()
+        except IndexError:
+            worker = _started(task_file, cpu_s)
+        try:
+            worker.send(pair, _ANSWER_WALL_S)
+            answer = worker.answer()
+        except (EndError, OSError) as end:
+            worker.close()
+            answer = {"failure": "timeout" if isinstance(end, EndError) and end.late else "crash"}
+        else:
+            waiting.append(worker)
+        failure = answer.get("failure", "")
+        return Score({name: 0.0 if failure else float(answer["metrics"][name]) for name in metrics}, failure)
 
-def _shard(
-    task_file: Path, metrics: Sequence[str], pairs: Sequence[Pair], indices: Sequence[int], cpu_s: int
-) -> dict[int, Score]:
-    """Scores some of the pairs, with another process after each that was ended by a response."""
-    found: dict[int, Score] = {}
-    left = list(indices)
-    while left:
-        for index, answer in zip(left, _answers(task_file, [pairs[i] for i in left], cpu_s), strict=False):
-            failure = answer.get("failure", "")
-            values = {name: 0.0 if failure else float(answer["metrics"][name]) for name in metrics}
-            found[index] = Score(values, failure)
-        left = [index for index in left if index not in found]
-    return found
-
-
-def _answers(task_file: Path, pairs: Sequence[Pair], cpu_s: int) -> Iterator[Mapping[str, Any]]:
-    """One answer per pair, up to the first that ends the process, which is told as a failure."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", __name__, str(task_file), str(cpu_s)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    )
-    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     try:
-        if _line(process.stdout, _START_S) != b"ready\n":
-            process.kill()
-            lines = process.stderr.read().decode("utf-8", "replace").strip().splitlines()
-            raise UserError(f"lm-eval: {lines[-1] if lines else 'its process does not start'}")
-        for document, text in pairs:
-            line = b""
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(json.dumps([document, text]).encode() + b"\n")
-                process.stdin.flush()
-                line = _line(process.stdout, _ANSWER_WALL_S)
-            if not line.endswith(b"\n"):
-                yield {"failure": _failure(process)}
-                return
-            yield json.loads(line)
+        with ThreadPoolExecutor(number) as threads:
+            return list(threads.map(score, pairs))
     finally:
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout, process.stderr):
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
+        for worker in waiting:
+            worker.close()
 
 
-def _failure(process: "subprocess.Popen[bytes]") -> str:
-    """Why a process gave no answer: its time was up, or it died of something else."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        return "timeout" if process.wait(_LAST_S) == -signal.SIGPROF else "crash"
-    return "timeout"
-
-
-def _line(stream: Any, patience_s: float) -> bytes:
-    """The next line; empty if none comes in time, or the stream ends."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(stream, selectors.EVENT_READ)
-        return bytes(stream.readline()) if selector.select(patience_s) else b""
+def _started(task_file: Path, cpu_s: int) -> Worker:
+    try:
+        worker = Worker(__name__, _START_S, str(task_file), str(cpu_s), HF_HUB_OFFLINE="1")
+    except EndError:
+        raise UserError("lm-eval: its process does not start") from None
+    if worker.greeting != "ready":
+        worker.close()
+        raise UserError(f"lm-eval: {worker.greeting}")
+    return worker
 
 
 def _serve(task_file: Path, cpu_s: int) -> None:
     """Answers a line with a document and a response by one with its metrics, until the input ends."""
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whatever a library prints must not look like an answer
-    from lm_eval.tasks._yaml_loader import load_yaml
+    try:
+        from lm_eval.tasks._yaml_loader import load_yaml
 
-    process_results = load_yaml(task_file, resolve_func=True)["process_results"]
-    os.dup2(1, 2)  # so that warnings do not fill the pipe
+        process_results = load_yaml(task_file, resolve_func=True)["process_results"]
+    except Exception as error:
+        print(traceback.format_exception_only(error)[-1].strip(), file=output, flush=True)
+        return
     with contextlib.suppress(ValueError, OSError):  # some systems have no such limit
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
         most = pages * os.sysconf("SC_PAGE_SIZE") + _MEMORY_BYTES

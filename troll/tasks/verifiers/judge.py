@@ -146,7 +146,7 @@ def _judge(question: dict[str, Any]) -> list[bool | str]:
     with _lock:
         if _worker is None or _worker.owner != os.getpid():
             try:
-                _worker = Worker("judge_worker", _START_S, PYTHONHASHSEED="0")
+                _worker = Worker("troll.tasks.verifiers.judge_worker", _START_S, PYTHONHASHSEED="0")
             except EndError:
                 raise UserError("verifier: the process that compares outputs does not start") from None
         try:

@@ -174,7 +174,7 @@ class _Pool:
 
 def _started() -> Worker:
     try:
-        return Worker("math_worker", _START_S)
+        return Worker("troll.tasks.verifiers.math_worker", _START_S)
     except EndError as end:
         raise UserError(
             f"math-verify: its process did not start within {_START_S:g} seconds; this machine may be "

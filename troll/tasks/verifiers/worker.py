@@ -25,16 +25,19 @@ class EndError(Exception):
 
 
 class Worker:
-    """A process that is ready to compare, from a module beside this one.
+    """A process that is ready to compare: a module, run with arguments and more variables of the environment.
+
+    Attributes:
+        greeting: the line with which it said that it is ready.
 
     Raises:
         EndError: it does not get ready in ``start_s`` seconds.
     """
 
-    def __init__(self, module: str, start_s: float, **environment: str) -> None:
+    def __init__(self, module: str, start_s: float, *arguments: str, **environment: str) -> None:
         self.owner = os.getpid()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"troll.tasks.verifiers.{module}"],
+            [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -45,7 +48,7 @@ class Worker:
         self.deadline = time.monotonic() + start_s
         atexit.register(self.close)
         try:
-            self._line()
+            self.greeting = self._line().decode()
         except EndError:
             self.close()
             raise
