@@ -29,7 +29,7 @@ class Interval:
     items: int  # I, the number of items; 1 if scores are per seed
 
     def columns(self, name: str) -> dict[str, float]:
-        """The estimate and the ends as tables hold them: ``name``, ``name_low`` and ``name_high``."""
+        """The estimate and its interval as table columns: ``name``, ``name_low`` and ``name_high``."""
         return {name: self.estimate, f"{name}_low": self.low, f"{name}_high": self.high}
 
     def reading(self, margin: float = 0.0) -> str:

@@ -1,1 +1,1 @@
-"""Tidy data: run directories to two tables, and summaries of them."""
+"""Conversion of run directories to two tidy tables, and their summaries."""

@@ -20,7 +20,7 @@ PLAN = "plan.json"
 
 
 def looks_of(value: object) -> Looks:
-    """The plan of the looks from its JSON."""
+    """Parses the plan of the looks."""
     if not isinstance(value, dict) or set(value) != {"first", "most"}:
         raise ValueError("expected first and most")
     try:

@@ -29,7 +29,7 @@ class Grades:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The contents of the files of a run or a base model; a base model has only manifest and grades."""
+    """The contents of the files of a run, or of a base model, which has only a manifest and grades."""
 
     manifest: dict[str, Any]
     numerics: int  # the version of the numerics that the manifest records; 0 without one

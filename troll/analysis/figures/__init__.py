@@ -1,1 +1,1 @@
-"""Figures: tidy data to a matplotlib Figure."""
+"""Figures of tidy data, drawn with matplotlib."""

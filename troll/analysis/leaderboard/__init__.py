@@ -1,1 +1,1 @@
-"""Every trust region tuned with the same budget, then compared on fresh seeds."""
+"""The leaderboard: trust regions tuned with the same budget and compared on fresh seeds."""

@@ -71,7 +71,7 @@ class Comparison(StrictModel):
 class Ranking(StrictModel):
     """How each rule is compared with the baseline."""
 
-    # numbers of fresh seeds after which a rule may stop, less than all of the protocol's seeds
+    # numbers of fresh seeds after which a rule may stop, fewer than the protocol has
     looks: list[int] = Field(min_length=1)
     power: float = Field(gt=0, lt=1)  # a rule stops if its predictive power is below this
     # standard deviation, due to tuning, of a rule's expected success on a task, as a share of test problems;

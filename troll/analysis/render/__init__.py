@@ -1,1 +1,1 @@
-"""How numbers are shown: cells, styles, panels, HTML."""
+"""Rendering: table cells, styles of figures, panels and HTML."""

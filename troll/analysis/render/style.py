@@ -78,7 +78,7 @@ _SETTINGS = {
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draws in this style, independently of the user's settings, which are restored."""
+    """A context with this style, independent of the user's settings, which are restored afterwards."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_SETTINGS)

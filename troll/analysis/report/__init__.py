@@ -1,1 +1,1 @@
-"""What readers open: the page of an experiment, the README's generated parts, released files' check."""
+"""Reports: the page of an experiment, generated parts of the README, and checks of released files."""

@@ -1,1 +1,1 @@
-"""The static site: documentation and released results as pages, from files that git tracks."""
+"""The static site: documentation and released results, from files that git tracks."""

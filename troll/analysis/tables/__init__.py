@@ -1,1 +1,1 @@
-"""Tables: tidy data to a DataFrame of numbers."""
+"""Tables of numbers from tidy data, as DataFrames."""
