@@ -116,7 +116,7 @@ import threading, time
 threading.stack_size(1 << 16)
 def f(x):
     for number in range(x):
-        try: threading.Thread(target=time.sleep, args=(0.2,), daemon=True).start()
+        try: threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
         except RuntimeError: return number
     return x
 """
