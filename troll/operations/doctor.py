@@ -24,7 +24,6 @@ State = Literal["ok", "note", "missing"]
 VLLM_ENVIRONMENT = ".venv-vllm"
 """Where `make vllm` installs it."""
 
-_EXTRAS = ("train", "evaluate", "analyse", "workflow")
 GIB = 2**30
 
 # What the workflow's rules ask a scheduler for: mem_mb of `train`, and of `cost`.
@@ -70,11 +69,12 @@ def needs_of(experiment: Experiment) -> Needs:
     runs = experiment.runs()
     tasks = tuple(dict.fromkeys(run.task for run in runs))
     code = tuple(task for task in tasks if get_task(task).kind == "code")
-    models = {run.model: experiment.models[run.model] for run in runs}
-    scratch = [m for m in models.values() if m.pretrained is None]
-    hubs = [m.hub for m in models.values() if m.hub is not None]
-    sources = [m.pretrained for m in models.values() if m.pretrained is not None]
-    gpus = max(experiment.training_of(run).gpus for run in runs)
+    models = [experiment.models[name] for name in dict.fromkeys(run.model for run in runs)]
+    scratch = [m for m in models if m.pretrained is None]
+    hubs = [m.hub for m in models if m.hub is not None]
+    sources = [m.pretrained for m in models if m.pretrained is not None]
+    trainings = [experiment.training_of(run) for run in runs]
+    gpus = max(training.gpus for training in trainings)
     small = not gpus and all(source.billions and source.billions <= _SMALL_BILLIONS for source in sources)
     jobs = [training_request(source, 0).memory_mb / 1024 for source in sources if small]
     largest = max((parameters(m.layers, m.width, m.vocabulary) for m in scratch), default=0)
@@ -86,13 +86,13 @@ def needs_of(experiment: Experiment) -> Needs:
         public=tuple(needed_data(experiment, runs)),
         hub_models=tuple(hub.id for hub in hubs),
         chat_templates=tuple(hub.chat_template_of for hub in hubs if hub.chat_template_of),
-        wheels=tuple(m.wheel for m in models.values() if m.wheel is not None),
+        wheels=tuple(m.wheel for m in models if m.wheel is not None),
         on_processors=bool(sources) and small,
         memory_gib=max(memory) if scratch or jobs else 0.0,
         disk_gib=(disk + 1e9 * disk_gb(experiment)) / GIB,
         gpus=gpus,
         tracking=experiment.tracking,
-        vllm=experiment.evaluation.engine == "vllm" or any(experiment.training_of(run).vllm for run in runs),
+        vllm=experiment.evaluation.engine == "vllm" or any(training.vllm for training in trainings),
     )
 
 
@@ -112,10 +112,10 @@ def unmet_requirements() -> list[str]:
     """Requirements of this package, of its extras too, that are not installed in a right version."""
     from packaging.requirements import Requirement
 
-    unmet = []
+    unmet, extras = [], ("", "train", "evaluate", "analyse", "workflow")
     for requirement in map(Requirement, requires("troll") or ()):
         marker = requirement.marker
-        wanted = marker is None or any(marker.evaluate({"extra": name}) for name in ("", *_EXTRAS))
+        wanted = marker is None or any(marker.evaluate({"extra": name}) for name in extras)
         if requirement.name == "troll" or not wanted:
             continue
         try:

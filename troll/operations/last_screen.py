@@ -68,8 +68,13 @@ def _verdicts(judged: Sequence[ClaimVerdict], room: int) -> list[str]:
 
 def further(judged: Sequence[ClaimVerdict]) -> list[str]:
     """What more minutes, or seeds in the file, would decide, as one line; none where nothing is open."""
+    # One that has had all of its looks, or waits for no run, is open no more.
     open_ = [
-        entry for entry in judged if not is_decided(entry) and entry.decision.settings and not _ended(entry)
+        entry
+        for entry in judged
+        if not is_decided(entry)
+        and entry.decision.settings
+        and (entry.seen is None or (entry.seen.missing and not entry.seen.last))
     ]
     if not open_:
         return []
@@ -79,11 +84,6 @@ def further(judged: Sequence[ClaimVerdict]) -> list[str]:
     told += [f"{more} more on the page"] if more > 0 else []
     what = "more minutes" if any(entry.seen is not None for entry in open_) else "more seeds"
     return [f"{what} might decide: {', '.join(told)}"]
-
-
-def _ended(entry: ClaimVerdict) -> bool:
-    """Whether a claim has had all of its looks, or waits for no run."""
-    return entry.seen is not None and (entry.seen.last or not entry.seen.missing)
 
 
 def _needs(entry: ClaimVerdict) -> str:

@@ -1,7 +1,7 @@
 """What an experiment will do, as a table, with its time where earlier runs on this machine tell it."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -133,15 +133,6 @@ def estimate(
     return mean(s.seconds_per_batch for s in best) * training.rollout_batches + mean(s.start_s for s in best)
 
 
-def _table(rows: Iterable[Sequence[str]]) -> list[str]:
-    table = list(rows)
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in table
-    ]
-
-
 def _budgeted(experiment: Experiment, runs: Sequence[Run]) -> str:
     """The published times, where no earlier run tells one; unknown for models made from scratch."""
     if not experiment.training_of(runs[0]).gpus and experiment.models[runs[0].model].wheel is not None:
@@ -170,8 +161,10 @@ def plan(experiment: Experiment, results: Path) -> list[str]:
         shown = f"about {clock(mean(estimates))}" if estimates else _budgeted(experiment, runs)
         rows.append((*coordinates, str(len(runs)), str(training.steps), shown))
     count = sum(map(len, groups.values()))
-    lines = [*_table(rows), ""]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
     bases = experiment.bases()
+    lines = [*("  ".join(row).rstrip() for row in cells), ""]
     lines.append(f"{count} runs from {len(bases)} base model{'s' if len(bases) != 1 else ''}")
     if unknown == count:
         lines[-1] += f"; time unknown: no finished run of this kind from this machine under {results}/"

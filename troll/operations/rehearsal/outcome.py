@@ -60,12 +60,6 @@ class Done:
         return [float(row[name]) for row in self.rows if row.get(name) is not None]
 
 
-def finished(experiment: Experiment, root: Path) -> list[Done]:
-    """The runs that ended well."""
-    runs = [Done(run, root) for run in experiment.runs()]
-    return [done for done in runs if (done.directory / "manifest.json").exists()]
-
-
 def blamed(bad: Iterable[Run], runs: Sequence[Run]) -> dict[str, list[Run]]:
     """The keys that these runs have in common and no other has; ``training`` if it is all runs.
 
@@ -227,7 +221,8 @@ def check_published(experiment: Experiment, done: Sequence[Done], root: Path) ->
 
 def checks_of(experiment: Experiment, root: Path, environment: Mapping[str, str]) -> Iterator[Check]:
     """All of these, one after the other."""
-    done = finished(experiment, root)
+    every = [Done(run, root) for run in experiment.runs()]
+    done = [item for item in every if (item.directory / "manifest.json").exists()]
     yield from check_runs(experiment, root)
     yield from check_gradients(done)
     yield from check_policies(done)

@@ -145,13 +145,6 @@ def _per_step(sizes: Mapping[str, int]) -> float:
     return sizes["prompts_per_batch"] * sizes["responses_per_prompt"] / sizes["mini_batches"]
 
 
-def processes_of(experiment: Experiment, runs: Sequence[Run]) -> tuple[Run, int] | None:
-    """The run that keeps its number of processes, and that number; none where every run has one process."""
-    several = [(run, gpus) for run in runs if (gpus := experiment.training_of(run).gpus) > 1]
-    projecting = [item for item in several if item[0].trust_region.startswith("troll")]
-    return min(projecting or several, key=lambda item: item[1], default=None)
-
-
 def shrink(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
     """An experiment file with these runs alone, small enough for a laptop."""
     trainings = {run: experiment.training_of(run) for run in runs}
@@ -193,8 +186,11 @@ def shrink(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
         public = experiment.public_data.model_dump()
         small["public_data"] = public | {"audit": "none", "problems": _SUITE, "max_tokens": _RESPONSE_TOKENS}
     _shorten_warmup(small, trainings)
-    if (kept := processes_of(experiment, runs)) is not None:
-        _add_processes(small, *kept, trainings[kept[0]], scale)
+    several = [run for run, training in trainings.items() if training.gpus > 1]
+    if several:  # the run with fewest, which projects if any does, keeps its number of processes
+        projecting = [run for run in several if run.trust_region.startswith("troll")]
+        kept = min(projecting or several, key=lambda run: trainings[run].gpus)
+        _add_processes(small, kept, trainings[kept], scale)
     return small
 
 
@@ -254,8 +250,7 @@ def _cost(cost: CostBenchmark | None) -> dict[str, Any] | None:
     if cost is None:
         return None
     step = StepBenchmark(shape="tiny", responses=2, prompt=8, response=8) if cost.step is not None else None
-    small = CostBenchmark(tokens=32, widths=[64], vocabulary=512, repeats=1, step=step)
-    return small.model_dump()
+    return CostBenchmark(tokens=32, widths=[64], vocabulary=512, repeats=1, step=step).model_dump()
 
 
 def _shorten_warmup(small: dict[str, Any], trainings: Mapping[Run, Training]) -> None:
@@ -271,13 +266,13 @@ def _shorten_warmup(small: dict[str, Any], trainings: Mapping[Run, Training]) ->
             override["critic"] = critic | {"warmup_steps": 1, "learning_rate": rate}
 
 
-def _add_processes(small: dict[str, Any], run: Run, gpus: int, training: Training, scale: Scale) -> None:
+def _add_processes(small: dict[str, Any], run: Run, training: Training, scale: Scale) -> None:
     """Adds the run that keeps its number of processes: a condition of its own, prompts for all of them."""
     prompts = scale.count("prompts_per_batch", training.prompts_per_batch)
-    prompts *= scale.more_prompts(training, gpus)
-    name = f"{run.condition}-{gpus}-{PROCESSES}"
+    prompts *= scale.more_prompts(training, training.gpus)
+    name = f"{run.condition}-{training.gpus}-{PROCESSES}"
     condition = small["conditions"][run.condition]
-    small["conditions"][name] = {**condition, "gpus": gpus, "prompts_per_batch": prompts}
+    small["conditions"][name] = {**condition, "gpus": training.gpus, "prompts_per_batch": prompts}
     task = small["tasks"][run.task]
     task["train"] = max(task["train"], 2 * prompts)
     small["matrix"].append(_block(run) | {"conditions": [name]})

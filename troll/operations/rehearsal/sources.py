@@ -33,6 +33,7 @@ Kind = Literal["here", "hub", "known", "package", "nowhere"]
 """On this machine; on the hub, which was asked; known by name; left to pip; none of these."""
 
 _KNOWN = Path(__file__).with_name("known_models.yaml")
+_hub_answers = cache(hub_answers)
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
 
@@ -76,7 +77,7 @@ def ask_hub(kind: Literal["models", "datasets"], name: str) -> bool | None:
 
     It answers 401 for what does not exist, and to people who have not logged in for some that does.
     """
-    if _hub_silent():
+    if _hub_answers():
         return None
     address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     try:
@@ -86,11 +87,6 @@ def ask_hub(kind: Literal["models", "datasets"], name: str) -> bool | None:
         return False if error.code in (401, 404) else None
     except (HTTPException, OSError, ValueError):
         return None
-
-
-@cache
-def _hub_silent() -> bool:
-    return bool(hub_answers())
 
 
 def source_of(model_id: str) -> Source:
