@@ -7,9 +7,9 @@ import pytest
 import synthetic
 import yaml
 
+from troll.analysis.claims.decision import Decision, PairedDifferences, Side, decide
 from troll.analysis.claims.fields import MATH_EVAL_MEAN
 from troll.analysis.claims.ledger import write_claims
-from troll.analysis.claims.rule import Decision, PairedDifferences, Side, decide
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict, judge, read_claims
 from troll.analysis.data.runs import read_directories
 from troll.analysis.data.summaries import per_run

@@ -8,9 +8,9 @@ import pytest
 import synthetic
 import yaml
 
+from troll.analysis.claims.decision import PairedDifferences, Side, decide
 from troll.analysis.claims.ledger import to_html, to_markdown, to_short_markdown, write_claims
 from troll.analysis.claims.packaged import claims_file
-from troll.analysis.claims.rule import PairedDifferences, Side, decide
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict, judge, read_claims
 from troll.analysis.claims.wording import span, why
 from troll.analysis.data.runs import read_directories

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from look_rates import KINDS, ends, looks_table
+from troll.analysis.claims.decision import PairedDifferences, Side, decide
 from troll.analysis.claims.further import NextLook, affordable, look_record, next_looks, nth_seed
 from troll.analysis.claims.ledger import to_html, to_markdown
 from troll.analysis.claims.looks import LookState, look_again
-from troll.analysis.claims.rule import PairedDifferences, Side, decide
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.data.results import Plan, write_plan
 from troll.analysis.sequential import Looks

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import yaml
 
+from troll.analysis.claims.decision import Decision, PairedDifferences, Side, decide
 from troll.analysis.claims.looks import look_again
-from troll.analysis.claims.rule import Decision, PairedDifferences, Side, decide
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.sequential import Looks
 from troll.experiment.files import parse_experiment

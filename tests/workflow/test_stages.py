@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from troll.analysis.claims.decision import PairedDifferences, Side
 from troll.analysis.claims.looks import look_again
-from troll.analysis.claims.rule import PairedDifferences, Side
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.sequential import Looks
 from troll.cli.app import app

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from troll.analysis.claims.rule import PairedDifferences
+from troll.analysis.claims.decision import PairedDifferences
 from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.data.tidy import BASE
 

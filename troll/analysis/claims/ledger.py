@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from troll.analysis.claims.rule import VERDICTS
+from troll.analysis.claims.decision import VERDICTS
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.claims.wording import (
     average,

@@ -11,7 +11,7 @@ the differences by seed: nothing is stored between looks.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from troll.analysis.claims.rule import Decision, PairedDifferences, Side, decide
+from troll.analysis.claims.decision import Decision, PairedDifferences, Side, decide
 from troll.analysis.sequential import Looks
 
 UNDECIDED = ("inconclusive", "not run")

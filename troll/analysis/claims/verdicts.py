@@ -1,7 +1,7 @@
 """Claims and their verdicts from the available runs.
 
 A claim compares a method with a baseline in one metric. Each setting (model, task, condition, estimator) in
-which both have runs gives a paired difference for every seed, from which `troll.analysis.claims.rule` derives
+which both have runs gives a paired difference for every seed, from which `decide` of `.decision` derives
 a verdict. A setting that appears in several experiments with the same configuration, data and baseline counts
 once, with the seeds of all of them.
 """
@@ -19,9 +19,9 @@ from pydantic import Field, model_validator
 
 from troll.algorithms.ranges import NotNegative
 from troll.analysis.claims.across import Across, across_differences, seed_values
+from troll.analysis.claims.decision import Decision, Direction, PairedDifferences, Side, decide
 from troll.analysis.claims.fields import WALL_CLOCK, Baseline, Metric, own_k
 from troll.analysis.claims.looks import LookState, look_again
-from troll.analysis.claims.rule import Decision, Direction, PairedDifferences, Side, decide
 from troll.analysis.data.axes import by_condition
 from troll.analysis.data.divergence import equally_near, late_divergences, nearest
 from troll.analysis.data.settings import first_experiments, made_first

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
-from troll.analysis.claims.rule import MOST_SEEDS, PairedDifferences
+from troll.analysis.claims.decision import MOST_SEEDS, PairedDifferences
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.data.divergence import WITHIN
 from troll.analysis.metrics import METRICS, SHARE, SUMMARIES

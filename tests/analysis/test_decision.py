@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import synthetic
 
+from troll.analysis.claims.decision import Decision, PairedDifferences, Side, decide
 from troll.analysis.claims.ledger import findings
-from troll.analysis.claims.rule import Decision, PairedDifferences, Side, decide
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.claims.wording import label, why
 from troll.analysis.pooling import clears

@@ -182,6 +182,7 @@ def decide(
     name, p = _moderator(side, present, 1 - level)
     if name:
         return Decision("depends", *evidence, name, _levels(present, name), p)
+    # The average decides before single settings are allowed to disagree.
     if pooled and side.shown(pooled.low, pooled.high):
         return Decision("supported on average", *evidence)
     if pooled and side.refuted(pooled.low, pooled.high):
