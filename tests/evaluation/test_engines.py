@@ -157,7 +157,7 @@ def test_what_an_engine_writes_after_the_end_is_no_part_of_the_response(two_ends
 
 @pytest.mark.parametrize("name", ["eos_token_id", "stop_token_ids"])
 def test_rollouts_with_an_end_of_their_own_are_refused(two_ends, tmp_path, monkeypatch, name):
-    with pytest.raises(UserError, match=rf"generation_kwargs: {name} names \[8\].*generation_config"):
+    with pytest.raises(UserError, match=rf"generation_kwargs: {name} contains \[8\].*generation_config"):
         ends_of_rollouts(two_ends, monkeypatch, tmp_path, generation_kwargs={name: [5, 8]})
 
 
