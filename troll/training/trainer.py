@@ -2,8 +2,7 @@
 
 Rollouts, rewards, sharding, logging and checkpoints are TRL's. This module adds what the TROLL paper changes:
 the rollout batch carries the old policy's sparse distribution, advantages come from a registered estimator,
-and the loss comes from a registered trust region. PPO-clip runs through the same code; only its registry
-entry differs.
+and the loss from a registered trust region. PPO-clip only differs in the registry entry.
 
 Deliberate deviations from TRL 1.16:
 

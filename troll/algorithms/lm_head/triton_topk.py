@@ -1,8 +1,7 @@
 """The exact K largest logits of whole rows as Triton kernels, without synchronising with the host.
 
-A chunk of rows is multiplied with the whole vocabulary at once. Each row is split into blocks of B columns,
-and two launches compute the inputs of `troll.algorithms.lm_head.topk.select`, excluding the label in
-registers:
+A chunk of rows is multiplied with the whole vocabulary at once. Rows are split into blocks of B columns. Two
+launches compute the inputs of `troll.algorithms.lm_head.topk.select`, excluding the label in registers:
 
 * ``_stats_kernel`` reads the row once and computes maximum, sum of exp and weighted sum of every block (on
   Hopper, with 16-bit operands, ``_product_kernel`` computes them from the accumulators of the product);

@@ -1,7 +1,7 @@
 """Claims and their verdicts from the available runs.
 
 A claim compares a method with a baseline in one metric. Each setting (model, task, condition, estimator) in
-which both have runs gives a paired difference for every seed, from which `decide` of `.decision` derives
+which both have runs gives a paired difference for every seed, from which `decide` in `decision.py` derives
 a verdict. A setting that appears in several experiments with the same configuration, data and baseline counts
 once, with the seeds of all of them.
 """
