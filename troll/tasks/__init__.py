@@ -1,1 +1,1 @@
-"""What is learnt: problems, prompts and verifiers."""
+"""Tasks: problems, prompts and verifiers."""

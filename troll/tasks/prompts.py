@@ -1,4 +1,4 @@
-"""What a model is shown, the raw prompt or a chat with it, as tokens; and where its answer ends."""
+"""Encodes prompts as tokens, raw or as chats, and finds where an answer ends."""
 
 import ast
 import re
@@ -13,8 +13,8 @@ _PROGRAM = (
     "Complete this Python program. Answer with the whole program in one fenced block.\n\n```python\n{}\n```"
 )
 
-# As tokenizers of public models write their ends; evalplus' decoders cut at two of them, too. In gpt-oss'
-# format the end of a thought is none of the response.
+# End markers as the tokenizers of public models spell them; evalplus' decoders cut at two of them, too. In
+# gpt-oss' format, an end marker before another message of the assistant ends a thought, not the response.
 _END = re.compile(
     r"<\|(?:endoftext|im_end|eot_id|eom_id|end_of_text|return)\|>|<\|end\|>(?!<\|start\|>assistant)"
     "|<end_of_turn>|<｜end▁of▁sentence｜>|</s>"
@@ -22,10 +22,10 @@ _END = re.compile(
 
 
 def wants_chat(tokenizer: Any, chat: str) -> bool:
-    """Whether prompts become chats: ``on``, ``off``, or ``auto`` for on where there is a chat template.
+    """Tells whether prompts become chats: ``on``, ``off``, or ``auto`` (``on`` if there is a chat template).
 
-    Base models such as Qwen3-Base have one too; a model that was trained on raw prompts is sampled with
-    ``off``.
+    Base models such as Qwen3-Base have a template, too; use ``off`` for a model that was trained on raw
+    prompts.
     """
     if chat not in get_args(Chat):
         raise UserError(f"sampling: chat is {chat!r}; valid: {', '.join(get_args(Chat))}")
@@ -40,11 +40,11 @@ def wants_chat(tokenizer: Any, chat: str) -> bool:
 def encode(
     tokenizer: Any, prompts: Sequence[str], chat: str = "auto", *, thinking: bool = False
 ) -> list[list[int]]:
-    """Token ids of prompts; in a chat (see `wants_chat`) a program is put into a fenced block.
+    """Returns the token ids of each prompt, raw or as a chat (see `wants_chat` and `as_chat`).
 
-    ``thinking`` is for templates that know ``enable_thinking`` (Qwen3). Off by default, though Qwen3's
-    template has it on: a thought is often longer than the 4,096 tokens that the paper allows a response, so
-    that the answer would be cut off, and models without such a mode could not be compared.
+    ``thinking`` is for templates that know ``enable_thinking`` (Qwen3). It is off by default, although it is
+    on in Qwen3's template: a thought is often longer than the 4,096 tokens that the paper allows a response,
+    so the answer would be cut off, and models without such a mode could not be compared.
     """
     if not wants_chat(tokenizer, chat):
         return [list(ids) for ids in tokenizer(list(prompts)).input_ids]
@@ -57,18 +57,18 @@ def encode(
         )
         for prompt in prompts
     ]
-    # The template has written the special tokens.
+    # The template has already added the special tokens.
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=False).input_ids]
 
 
 def as_chat(prompt: str) -> list[dict[str, str]]:
-    """A prompt as the one message of a user; a program to be continued comes with words that ask for it."""
+    """Returns a prompt as a single user message; wraps a program to continue in a request to complete it."""
     content = _PROGRAM.format(prompt.rstrip()) if is_program(prompt) else prompt
     return [{"role": "user", "content": content}]
 
 
 def is_program(prompt: str) -> bool:
-    """Whether a prompt is Python to be continued: a function's head, or a docstring as in MBPP."""
+    """Tells whether a prompt is Python to continue: the head of a function, or a docstring as in MBPP."""
     try:
         body = ast.parse(prompt).body
     except (SyntaxError, ValueError):
@@ -81,25 +81,25 @@ def is_program(prompt: str) -> bool:
 
 
 def end_ids(tokenizer: Any, generation_config: Any) -> list[int]:
-    """The tokens that end a text: in rollouts of training and in evaluation, by transformers and by vLLM.
+    """Returns the sorted ids of the tokens that end a text, for rollouts and evaluation on any engine.
 
-    Those of the tokenizer and of the model's ``generation_config``, where chat models name the end of a turn;
-    sorted. None if neither has one: then only the length ends a text.
+    They are those of the tokenizer and of the model's ``generation_config``, where chat models name the end
+    of a turn. Empty if neither has one: then only the length limit ends a text.
     """
     named = [tokenizer.eos_token_id, generation_config.eos_token_id]
     return sorted({end for item in named for end in (item if isinstance(item, list) else [item])} - {None})
 
 
 def until_end(tokens: Sequence[int], ends: Collection[int]) -> list[int]:
-    """The tokens up to the first that ends the text, which stays."""
+    """Returns the tokens up to and including the first that ends the text."""
     last = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
     return list(tokens[: last + 1])
 
 
 def text_until_end(text: str, prompt: str = "") -> str:
-    """The text before an end that is written out, as `</s>`: in samples of servers that show special tokens.
+    """Returns the text before an end marker such as `</s>`: some servers return special tokens as text.
 
-    A mark of which the prompt speaks may be part of the answer.
+    A marker that the prompt contains is ignored, since it may be part of the answer.
     """
     found = next((match for match in _END.finditer(text) if match[0] not in prompt), None)
     return text if found is None else text[: found.start()]

@@ -1,4 +1,4 @@
-"""Tasks by name, and their problems as files."""
+"""Finds tasks by name and writes their problems to files."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -11,22 +11,22 @@ from troll.tasks import testbed
 from troll.tasks.datasets.task import TASKS, whole_split
 from troll.tasks.types import SPLITS, Task
 
-DATA_SEED = 0  # the data of an experiment are one set, whatever the seeds of its runs
+DATA_SEED = 0  # all runs of an experiment share their data, whatever their seeds
 
 
 def _tasks() -> dict[str, Task]:
-    # Late: a file of the testbed may fail to import, and names alone need none of them.
+    # Imported only here: a module of the testbed may fail to import, and `testbed.NAMES` needs none of them.
     own = {name: import_module(f"{testbed.__name__}.{name}").TASK for name in testbed.NAMES}
     return {**own, **TASKS}
 
 
 def task_names() -> list[str]:
-    """The names of all tasks, the testbed's first."""
+    """Returns the names of all tasks, the testbed's first."""
     return list(_tasks())
 
 
 def get_task(name: str) -> Task:
-    """The task of this name."""
+    """Returns the task of this name, or raises `UserError` if there is none."""
     tasks = _tasks()
     if name not in tasks:
         raise UserError(unknown("task", name, tasks))
@@ -34,7 +34,7 @@ def get_task(name: str) -> Task:
 
 
 def check_settings(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Fills in a task's default settings."""
+    """Checks a task's settings and returns them with defaults filled in."""
     return task.model.completed(f"task {task.name}", settings)
 
 

@@ -1,4 +1,4 @@
-"""The one form that every task, problem and demonstration takes."""
+"""The types of tasks, problems, demonstrations and rewards."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +22,9 @@ class Problem:
     Attributes:
         task_id: unique name, ``<task>/<split>/<number>``.
         prompt: exactly what the model reads.
-        answer: reference answer of a mathematics problem, canonical solution of a code problem.
-        level: difficulty; what it counts is the task's own matter.
-        record: the source record, in the form that the task's grader wants.
+        answer: reference answer of a mathematics problem, or canonical solution of a code problem.
+        level: difficulty, as the task defines it.
+        record: the source record, in the form that the task's verifier reads.
     """
 
     task_id: str
@@ -34,7 +34,7 @@ class Problem:
     record: Mapping[str, Any] = field(default_factory=dict)
 
     def as_row(self) -> dict[str, Any]:
-        """The problem as one line of a JSON-lines file."""
+        """Returns the problem as a row of a JSON-lines file."""
         return {**self.record, "task_id": self.task_id, "prompt": self.prompt, "level": self.level}
 
 
@@ -52,19 +52,21 @@ Reward = Callable[[Sequence[Problem], Sequence[str]], list[float]]
 
 @dataclass(frozen=True)
 class Task:
-    r"""A task: its problems, its grader, and demonstrations: the testbed's are flawed, a set's its solutions.
+    r"""A task: its problems, its verifier and its demonstrations.
+
+    Demonstrations of the testbed's tasks are partly flawed; those of a data set are its solutions.
 
     Attributes:
         name: the name used in experiment files.
-        summary: one line for people.
+        summary: description of one line.
         kind: ``math`` (answer in ``\boxed{}``) or ``code`` (a function body, run in the sandbox).
         answer_key: the field of a record that holds the reference answer.
         generate: (split, count, seed, settings) to problems; splits never overlap.
         demonstrate: (count, seed, settings) to demonstrations on train problems.
         reward: the verifier used in training.
         model: settings of the generator, with defaults and bounds.
-        as_written: of code: whether a completion, or its fenced block, is judged as it is. A reward that
-            looks for the program in what was written teaches a model to write anything around it.
+        as_written: for code: whether a completion, or its fenced block, is judged as it is. A reward that
+            searches the completion for the program teaches a model to write anything around it.
     """
 
     name: str
@@ -79,16 +81,16 @@ class Task:
 
     @property
     def settings(self) -> Mapping[str, FieldInfo]:
-        """Its settings by name."""
+        """The fields of its settings, by name."""
         return self.model.model_fields
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Its settings with their defaults."""
+        """The defaults of its settings, by name."""
         return self.model.defaults()
 
     def load(self, path: Path) -> list[Problem]:
-        """Reads problems that `Problem.as_row` wrote."""
+        """Reads problems from a JSON-lines file with rows as of `Problem.as_row`."""
         problems = []
         for number, row in enumerate(read_jsonl(path), start=1):
             missing = [key for key in ("task_id", "prompt", self.answer_key) if key not in row]

@@ -1,1 +1,1 @@
-"""Public data sets in one form, from a local mirror or from the Hugging Face hub."""
+"""Public data sets as tasks, from a local mirror or from the Hugging Face hub."""

@@ -1,7 +1,7 @@
-"""The data sets by name: where each is, how its rows are read, and how many there must be.
+"""Lists the data sets: where each is stored, how its rows are converted, and how many there must be.
 
-Hub names and splits of AIME 2024 and 2025 are those of lm-eval's tasks; the row counts are those of the
-mirror. A hub data set with another number of rows is refused.
+Hub names and splits of AIME 2024 and 2025 are those of lm-eval's tasks. Row counts are those of the mirror; a
+hub data set with a different count is refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +17,10 @@ from troll.tasks.datasets.hub import HubPart
 class Part:
     """One split of a data set."""
 
-    file: str | None  # path inside a mirror; None if mirrors have none
-    hub: tuple[HubPart, ...] = ()  # parts on the hub, read in order; empty if the hub has none
+    file: str | None  # path inside a mirror; None if mirrors do not have it
+    hub: tuple[HubPart, ...] = ()  # parts on the hub, read in order; empty if the hub does not have it
     keep: Callable[[Row], bool] = lambda row: True  # which rows belong to it
-    rows: int | None = None  # how many problems it must have; None where nobody has counted
+    rows: int | None = None  # required number of problems; None if unknown
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class DataSet:
     """A public data set."""
 
     name: str
-    summary: str  # one line for people
+    summary: str  # description of one line
     kind: Literal["math", "code"]
     convert: convert.Convert  # (row, number) to a problem
     parts: Mapping[str, Part] = field(default_factory=dict)  # by split
-    # which release of evalplus holds it, if it comes from there instead of the hub
+    # evalplus' name for it, if it comes from evalplus instead of the hub
     evalplus: str | None = None
-    # what the mirror has in place of the paper's own set; None where it is the same
+    # what the mirror has in place of the set that the paper used; None if it is the same
     substitute: str | None = None
     solutions: bool = False  # whether its training problems have solutions that a model can imitate
 
@@ -51,7 +51,7 @@ def _simple(file: str, repository: str, rows: int, split: str = "test", config: 
 def _test_set(
     name: str, summary: str, reader: convert.Convert, part: Part, substitute: str | None = None
 ) -> DataSet:
-    """Mathematics that is there to test on only."""
+    """Returns a mathematics data set that has a test split only."""
     return DataSet(name, summary, "math", reader, {"test": part}, substitute=substitute)
 
 
@@ -179,7 +179,7 @@ _SETS: Sequence[DataSet] = (
 
 DATA_SETS: Mapping[str, DataSet] = {item.name: item for item in _SETS}
 
-# The paper's "MATH Eval": the mean over these, with so many samples for each problem.
+# The paper's "MATH Eval" is the mean over these data sets, with this number of samples per problem.
 MATH_EVAL: Mapping[str, int] = {
     "math500": 1,
     "amc23": 32,

@@ -1,7 +1,7 @@
-r"""Rows of public data sets as `Problem`s.
+r"""Converts rows of public data sets to `Problem`s.
 
-The answers follow the sets' own conventions: after ``####`` in GSM8K, the last ``\boxed{}`` of the
-solution in MATH and Minerva, the list ``final_answer`` in OlympiadBench, an integer in DAPO.
+Each set has its own place for the answer: after ``####`` in GSM8K, the last ``\boxed{}`` of the solution in
+MATH and Minerva, the list ``final_answer`` in OlympiadBench, a column with an integer in DAPO.
 """
 
 import ast
@@ -16,15 +16,15 @@ from troll.tasks.verifiers.math import last_boxed
 
 Row = Mapping[str, Any]
 Convert = Callable[[Row, int], Problem]
-"""Maps a row and its number in the file, from 0, to a problem."""
+"""Converts a row and its number in the file, from 0, to a problem."""
 
-# The question as it is, then what the verifier needs (the usual wording of Qwen's mathematics models).
+# Follows every question: the verifier reads the box (the usual wording for Qwen's mathematics models).
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 _INTEGER = re.compile(r"-?[0-9]+")
 
 
 def _first(row: Row, *names: str) -> Any:
-    """The first of these columns that the row has."""
+    """Returns the value of the first of these columns that the row has."""
     for name in names:
         if row.get(name) is not None:
             return row[name]
@@ -32,7 +32,10 @@ def _first(row: Row, *names: str) -> Any:
 
 
 def plain_number(value: Any) -> str:
-    """An answer as text: ``27.0`` becomes ``27``, thousands lose their commas, ``$`` and a last dot go."""
+    r"""Returns an answer as plain text, without a box, ``\[ \]``, commas of thousands or a final dot.
+
+    A float such as ``27.0`` becomes ``27``.
+    """
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     text = str(value).strip()
@@ -41,7 +44,7 @@ def plain_number(value: Any) -> str:
     if "\\boxed" in text:
         text = last_boxed(text) or text
     text = text.removeprefix("\\[").removesuffix("\\]").strip()
-    # Four answers of Omni-MATH were cut before their last brace.
+    # Four answers of Omni-MATH lack their last brace.
     braces = re.findall(r"(?<!\\)[{}]", text)
     text += "}" * (braces.count("{") - braces.count("}") == 1)
     return text.rstrip(".").strip()
@@ -54,7 +57,7 @@ def _math(row: Row, task_id: Any, question: str, answer: str, solution: str = ""
 
 
 def gsm8k(row: Row, number: int) -> Problem:
-    """GSM8K: the number after ``####``."""
+    """Converts a row of GSM8K, with the number after ``####`` as answer."""
     solution, mark, answer = str(row["answer"]).rpartition("####")
     if not mark:
         raise UserError(f"gsm8k: row {number} has no '####' in its answer")
@@ -62,7 +65,7 @@ def gsm8k(row: Row, number: int) -> Problem:
 
 
 def boxed(row: Row, number: int) -> Problem:
-    """MATH and Minerva: the last box of the solution."""
+    """Converts a row of MATH or Minerva, with the last box of the solution as answer."""
     answer = last_boxed(row["solution"]) or row.get("answer")  # one solution of MATH has a box without braces
     if answer is None:
         raise UserError(f"data: row {number} has no \\boxed{{}} in its solution")
@@ -72,7 +75,7 @@ def boxed(row: Row, number: int) -> Problem:
 
 
 def answered(row: Row, number: int) -> Problem:
-    """AIME, AMC, MATH-500 and Omni-MATH: a column with the answer."""
+    """Converts a row of AIME, AMC, MATH-500 or Omni-MATH, which have a column with the answer."""
     level = row.get("level", row.get("difficulty", 0))
     return _math(
         row,
@@ -85,7 +88,7 @@ def answered(row: Row, number: int) -> Problem:
 
 
 def olympiadbench(row: Row, number: int) -> Problem:
-    """OlympiadBench: all values of ``final_answer``, joined by commas where there are several."""
+    """Converts a row of OlympiadBench, with the values of ``final_answer``, joined by commas, as answer."""
     answers = row["final_answer"]
     texts = [plain_number(str(text)) for text in ([answers] if isinstance(answers, str) else answers)]
     context = f"{row['context']}\n\n" if row.get("context") else ""
@@ -100,7 +103,7 @@ def olympiadbench(row: Row, number: int) -> Problem:
 
 
 def dapo(row: Row, number: int) -> Problem:
-    """DAPO-Math: integer answers only."""
+    """Converts a row of DAPO-Math, whose answers must be integers."""
     reward = row.get("reward_model") or {}
     answer = str(_first({**reward, **row}, "answer", "solution", "ground_truth")).strip()
     if not _INTEGER.fullmatch(answer):
@@ -110,19 +113,19 @@ def dapo(row: Row, number: int) -> Problem:
 
 def _question(row: Row) -> str:
     question = _first(row, "problem", "question", "prompt")
-    if not isinstance(question, str):  # a chat: what the user says
+    if not isinstance(question, str):  # a chat
         question = next(turn["content"] for turn in question if turn["role"] == "user")
     return str(question)
 
 
 def eurus_math(row: Row, number: int) -> Problem:
-    """Eurus-2-RL, ability math."""
+    """Converts a mathematics row of Eurus-2-RL."""
     answer = plain_number(row["reward_model"]["ground_truth"])
     return _math(row, (row.get("extra_info") or {}).get("index", number), _question(row), answer)
 
 
 def eurus_code(row: Row, number: int) -> Problem:
-    """Eurus-2-RL, ability code: tests of standard input and output, or of a function."""
+    """Converts a code row of Eurus-2-RL, tested by standard input and output or by calls of a function."""
     tests = row["reward_model"]["ground_truth"]
     tests = json.loads(tests) if isinstance(tests, str) else tests
     task_id, prompt = str((row.get("extra_info") or {}).get("index", number)), _question(row)
@@ -137,7 +140,7 @@ def eurus_code(row: Row, number: int) -> Problem:
 
 
 def mbpp(row: Row, _: int) -> Problem:
-    """MBPP: the text and the tests as a docstring, as evalplus writes it; its own assertions as tests."""
+    """Converts a row of MBPP: the prompt is a docstring with the first test, as in evalplus."""
     text = row["text"] if "text" in row else row["prompt"]
     tests = [test.strip() for test in row["test_list"]]
     call = next(node for node in ast.walk(ast.parse(tests[0])) if isinstance(node, ast.Call))
@@ -152,15 +155,15 @@ def mbpp(row: Row, _: int) -> Problem:
 
 
 def evalplus(row: Row, _: int) -> Problem:
-    """HumanEval+ and MBPP+: the record as it is."""
+    """Converts a row of HumanEval+ or MBPP+, whose record stays as it is."""
     return Problem(str(row["task_id"]), row["prompt"], row["canonical_solution"], 0, dict(row))
 
 
 def humaneval(row: Row, plus: Row) -> Problem:
-    """HumanEval: its own prompt and solution; its own tests as inputs, which HumanEval+ lists.
+    """Converts a row of HumanEval, with its own prompt and solution and with its own tests as base inputs.
 
-    ``plus`` is the same problem of HumanEval+, whose ``base_input`` are the calls of HumanEval's tests and
-    whose reference gives the expected outputs.
+    ``plus`` is the same problem in HumanEval+: its ``base_input`` lists the calls of HumanEval's tests, and
+    its reference gives the expected outputs.
     """
     record = {**plus, "prompt": row["prompt"], "plus_input": []}
     return Problem(str(row["task_id"]), row["prompt"], row["canonical_solution"], 0, record)

@@ -1,4 +1,4 @@
-"""DAPO-Math made fit for training: no duplicates, no contradictions, a held-out set that never changes."""
+"""Prepares DAPO-Math for training: removes duplicates and contradictions, and holds out a fixed test set."""
 
 import re
 from collections import defaultdict
@@ -11,15 +11,18 @@ HELD_OUT = 1024  # as many as the authors hold out
 
 
 def same_text(text: str) -> str:
-    """What is compared across data sets: words, numbers and operators, whatever the typesetting."""
+    """Returns the words, numbers and operators of a text: equal for texts that differ only in typesetting."""
     return " ".join(re.findall(r"[^\W_]+|[-+*/^=<>]", text.lower()))
 
 
 def split_dapo(problems: Sequence[Problem]) -> tuple[dict[str, list[Problem]], dict[str, int]]:
-    """De-duplicates, drops problems with contradicting answers, and holds out 1,024.
+    """Removes duplicates and problems with contradicting answers, and holds out 1,024 problems.
 
-    Problems that differ in typesetting only count as one: some 150 pairs of the source do. Which problems are
-    held out depends on their texts alone, so the order of the rows does not move them.
+    Problems that differ only in typesetting are duplicates (about 150 pairs of the source). Which problems
+    are held out depends on their texts alone, not on the order of the rows.
+
+    Returns:
+        The problems of each split, and counts of all rows, duplicates, contradictions and each split.
     """
     groups: dict[str, list[Problem]] = defaultdict(list)
     for problem in problems:

@@ -1,4 +1,4 @@
-"""Data from the Hugging Face hub, pinned by the lock file (`troll.common.lock_file`)."""
+"""Reads data sets from the Hugging Face hub, pinned by the lock file (`troll.common.lock_file`)."""
 
 import hashlib
 import json
@@ -16,18 +16,18 @@ class HubPart:
     """One split of one configuration of a data set on the hub."""
 
     repository: str  # ``owner/name``
-    split: str  # of the data set there
-    config: str | None = None  # name of the configuration, if it has several
-    rows: int | None = None  # how many rows it must have; None where nobody has counted
+    split: str  # name of the split on the hub
+    config: str | None = None  # name of the configuration, if there are several
+    rows: int | None = None  # required number of rows; None if unknown
 
     @property
     def key(self) -> str:
-        """Its name in the lock file."""
+        """Its key in the lock file."""
         return f"{self.config or 'default'}/{self.split}"
 
 
 def rows_digest(rows: Iterable[Mapping[str, Any]]) -> str:
-    """SHA-256 of rows as canonical JSON lines: the same content gives the same digest in any file format."""
+    """Returns the SHA-256 of rows as canonical JSON lines, which does not depend on the file format."""
     digest = hashlib.sha256()
     for row in rows:
         text = json.dumps(row, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=str)
@@ -36,7 +36,7 @@ def rows_digest(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def read_hub(part: HubPart) -> tuple[list[dict[str, Any]], str]:
-    """Rows of a part, and the revision that they come from; pins both on the first read."""
+    """Returns the rows of a part and their revision; the first read pins both in the lock file."""
     revision = lock_file.pinned(part.repository).get("revision") or _resolve(part.repository)
     rows = _download(part, revision)
     where = f"{part.repository} ({part.key}) at revision {revision}"
@@ -52,7 +52,7 @@ def _asking(repository: str) -> AbstractContextManager[None]:
 
 
 def _resolve(repository: str) -> str:
-    """The revision that the hub has now."""
+    """Returns the current revision of a data set on the hub."""
     from huggingface_hub import HfApi
 
     with _asking(repository):

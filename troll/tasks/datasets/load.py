@@ -1,6 +1,6 @@
-"""Loads data sets: from the mirror that the environment names where it holds them, else from the hub.
+"""Loads data sets: from the local mirror if it has them, else from the hub or from evalplus.
 
-A data set is never put together from both: a mirror that holds some of its files must hold them all.
+The sources of a data set are never mixed: a mirror that has one of its files must have them all.
 """
 
 import functools
@@ -24,10 +24,9 @@ from troll.tasks.datasets.mirror import VARIABLE, mirror, mirror_files, read_mir
 from troll.tasks.types import Problem
 
 STAND_INS = "TROLL_REHEARSAL_ROWS"
-"""Names the directory of the rows that replace data sets in a rehearsal (`troll rehearse`)."""
+"""Environment variable: directory of the rows that replace data sets in a rehearsal (`troll rehearse`)."""
 
-
-# Of what the paper itself used.
+# Provenance of a data set that the paper itself used.
 _NO_SUBSTITUTE = {"substitute": False, "note": ""}
 
 
@@ -38,8 +37,8 @@ class Loaded:
     name: str
     split: str
     problems: tuple[Problem, ...]  # in the order of the source
-    # ``source`` (mirror, hub, evalplus or rehearsal), what it was read from with digests, ``substitute``
-    # (whether it replaces the set that the paper used) and ``note``
+    # ``source`` (mirror, hub, evalplus or rehearsal), the file or repository with its digest or revision,
+    # ``substitute`` (whether it replaces the set that the paper used) and ``note``
     provenance: Mapping[str, Any]
     sha256: str  # of the problems as canonical JSON lines
 
@@ -55,10 +54,10 @@ def load(name: str, split: str = "test") -> Loaded:
 
 
 def mirror_of(item: DataSet) -> Path | None:
-    """The mirror's directory if it holds this data set, or a part of it; None: the hub has to be asked."""
+    """Returns the mirror's directory if it has a file of this data set; None if the hub has to be asked."""
     root = mirror()
     files = [part.file for part in item.parts.values() if part.file is not None]
-    if item.name == "humaneval":  # its tests are those of HumanEval+
+    if item.name == "humaneval":  # reads its tests from HumanEval+
         files += [part.file for part in DATA_SETS["humaneval+"].parts.values() if part.file is not None]
     return root if root is not None and any((root / file).exists() for file in files) else None
 
@@ -93,7 +92,7 @@ def _loaded(name: str, split: str, problems: Sequence[Problem], provenance: Mapp
 
 
 def _stand_ins(name: str, split: str) -> Path | None:
-    """The file of rows that replace a split; none outside of a rehearsal, or where it has the data."""
+    """Returns the file of rows that replace a split in a rehearsal; None if there is none."""
     directory = os.environ.get(STAND_INS)
     path = Path(directory, name, f"{split}.jsonl") if directory else None
     return path if path is not None and path.exists() else None
@@ -120,7 +119,7 @@ def _rows(item: DataSet, split: str, root: Path | None) -> tuple[list[Row], dict
 
 
 def _evalplus_rows(item: DataSet) -> tuple[list[Row], dict[str, Any]]:
-    """Rows of a release of evalplus, which keeps the inputs of its sets outside the hub."""
+    """Returns the rows of a release of evalplus, which keeps the inputs of its sets outside the hub."""
     try:
         from evalplus.data import humaneval, mbpp
     except ImportError:
@@ -133,7 +132,7 @@ def _evalplus_rows(item: DataSet) -> tuple[list[Row], dict[str, Any]]:
             version, place = mbpp.MBPP_PLUS_VERSION, mbpp._ready_mbpp_plus_path()
         path = Path(place)
         rows: list[Row] = list(read_jsonl(path))
-    except Exception as error:  # its errors come from several libraries below it
+    except Exception as error:  # it uses several libraries, each with errors of its own
         raise UserError(
             f"evalplus: its data cannot be fetched ({type(error).__name__}); go online once, or name a local "
             f"mirror in {VARIABLE}"

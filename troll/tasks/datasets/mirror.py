@@ -1,4 +1,4 @@
-"""A local mirror of the data sets: files whose sizes and digests are known beforehand (``mirror.yaml``)."""
+"""Reads a local mirror of the data sets, whose files must match the sizes and digests in ``mirror.yaml``."""
 
 import functools
 import gzip
@@ -18,7 +18,7 @@ VARIABLE = "TROLL_DATA_MIRROR"
 
 @dataclass(frozen=True)
 class MirrorFile:
-    """What a file of the mirror must be."""
+    """The expected number of rows, size and digest of a file of the mirror."""
 
     rows: int
     bytes: int
@@ -27,18 +27,18 @@ class MirrorFile:
 
 @functools.cache
 def mirror_files() -> dict[str, MirrorFile]:
-    """The known files, by path inside the mirror."""
+    """Returns the expected files, by path inside the mirror."""
     table = yaml.safe_load(Path(__file__).with_name("mirror.yaml").read_text(encoding="utf-8"))
     return {path: MirrorFile(**entry) for path, entry in table.items()}
 
 
 def mirror() -> Path | None:
-    """The mirror's directory, if the environment names one."""
+    """Returns the mirror's directory, or None if the environment names none."""
     return named_mirror(VARIABLE)
 
 
 def read_mirror(root: Path, name: str) -> list[dict[str, Any]]:
-    """Rows of a file of the mirror, after its digest and its number of rows have been found right."""
+    """Returns the rows of a file of the mirror, after checking its digest and its number of rows."""
     expected = mirror_files()[name]
     path = root / name
     try:
@@ -53,7 +53,7 @@ def read_mirror(root: Path, name: str) -> list[dict[str, Any]]:
             f"bytes with {expected.sha256}"
         )
     text = (gzip.decompress(content) if name.endswith(".gz") else content).decode("utf-8")
-    # Not splitlines, which also splits at characters that JSON leaves alone.
+    # Not splitlines, which also splits at characters that JSON strings may contain.
     rows = [json.loads(line) for line in text.split("\n") if line.strip()]
     if len(rows) != expected.rows:
         raise UserError(f"{path}: {len(rows)} rows, expected {expected.rows}")

@@ -1,4 +1,4 @@
-"""Data sets as tasks: what experiments, sampling and grading see of them."""
+"""Makes data sets into tasks, for experiments, sampling and grading."""
 
 import random
 import re
@@ -15,19 +15,19 @@ from troll.tasks.types import Demonstration, Problem, Split, Task
 from troll.tasks.verifiers.code import code_rewards
 from troll.tasks.verifiers.math import math_rewards
 
-# Problems of the training split kept for validation where the source has no such split.
+# How many training problems are used for validation if a data set has no such split.
 _VALIDATION = 256
 
 
 def whole_split(name: str, split: Split) -> list[Problem]:
-    """All problems of a split of a data set, in the source's order."""
+    """Returns all problems of a split of a data set, in the source's order."""
     item = DATA_SETS[name]
     source = split if split in item.parts else "train" if split == "validation" else None
     if source is None or source not in item.parts:
         raise UserError(f"data set {item.name} has no {split} problems; it has {', '.join(item.parts)}")
     loaded = load(item.name, source)
     problems = list(loaded.problems)
-    if loaded.provenance["substitute"]:  # said in every problem, so that it is known wherever its file goes
+    if loaded.provenance["substitute"]:  # noted in every problem, as its file may be copied
         note = {"substitute": loaded.provenance["note"]}
         problems = [replace(problem, record={**problem.record, **note}) for problem in problems]
     if "validation" not in item.parts and split in ("train", "validation"):
@@ -39,7 +39,7 @@ def whole_split(name: str, split: Split) -> list[Problem]:
 
 
 def _generate(item: DataSet, split: Split, count: int, seed: int, _: Mapping[str, Any]) -> list[Problem]:
-    """``count`` problems of a split, drawn without replacement; all of them come in the source's order."""
+    """Returns ``count`` problems of a split, drawn without replacement, in the source's order."""
     if count == 0:
         return []
     problems = whole_split(item.name, split)
@@ -53,7 +53,7 @@ def _generate(item: DataSet, split: Split, count: int, seed: int, _: Mapping[str
 
 
 def _demonstrate(item: DataSet, count: int, seed: int, _: Mapping[str, Any]) -> list[Demonstration]:
-    """Training problems with solutions, in an order of the seed's; all of them before any comes again."""
+    """Returns training problems with solutions, in a seeded order; none repeats before all have been used."""
     if not item.solutions:
         raise UserError(f"task {item.name} has no demonstrations; use a pretrained base model")
     solved = [
@@ -69,10 +69,10 @@ def _demonstrate(item: DataSet, count: int, seed: int, _: Mapping[str, Any]) -> 
 
 
 def worked_solution(problem: Problem) -> str:
-    r"""A solution in words, ended as the prompt asks for it; GSM8K's notes for a calculator are left out.
+    r"""Returns a problem's solution without GSM8K's calculator notes, ended with a box as the prompt asks.
 
-    The box stands outside of mathematics: lm-eval's filter `flexible-extract` takes the last number, which of
-    ``$\boxed{18}$.`` is ``$.``, and would count every answer of a model that learnt to end so as wrong.
+    The box is not in ``$...$``: lm-eval's filter `flexible-extract` takes the last number, which it finds to
+    be ``$.`` in ``$\boxed{18}$.``, and would count all answers of a model that learnt this ending as wrong.
     """
     words = re.sub(r"<<[^<>]*>>", "", str(problem.record.get("solution") or "")).strip()
     if not words or "\\boxed" in words:
