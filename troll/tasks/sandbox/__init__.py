@@ -1,1 +1,1 @@
-"""The sandbox in which model-written programs run: a pool of runners under bubblewrap."""
+"""The sandbox for model-written programs: runners under bubblewrap."""

@@ -1,20 +1,20 @@
-"""Runs programs written by models under bubblewrap, many per second, and returns what they did as plain data.
+"""Runs model-written programs under bubblewrap, many per second, and returns what they did as plain data.
 
-One bubblewrap process per batch holds a warmed runner (``runner.py``) that forks a confined child for
-each program. The walls, from the outside in:
+One bubblewrap process per batch holds a warm runner (``runner.py``) that forks a confined child for each
+program. The layers of isolation, from the outside in:
 
-* bubblewrap: new user, pid, network, ipc, uts and mount namespaces, no capabilities but the runner's right to
-  make further namespaces, a clean environment, a read-only view of the system's libraries, the interpreter
-  and numpy, no /proc, nothing writable anywhere;
-* per child: a pid namespace (so that no other process has a number to name it by), a small /tmp of its own,
-  limits of CPU, wall time, memory, threads, open files and output, its own session, no capabilities, a
-  seccomp filter that forbids new processes, signals to others, sockets, namespaces and inspection, and a
-  Landlock domain that signals do not leave (``syscall_filter.py``, ``thread_limit.py``);
-* what comes back is text, decoded into known built-in types (``plain_data.py``) by a process with limits of
-  its own. Expected outputs never go in.
+* bubblewrap: new user, pid, network, ipc, uts and mount namespaces; no capabilities, except that the runner
+  may create further namespaces; a fixed environment; read-only access to the system's libraries, the
+  interpreter and numpy; no /proc; nothing writable;
+* per child: a pid namespace (so that it cannot address any other process), a small /tmp of its own, limits of
+  CPU time, wall time, memory, threads, open files and output, its own session, no capabilities, a seccomp
+  filter that forbids new processes, signals to others, sockets, namespaces and inspection, and a Landlock
+  domain that signals cannot leave (``syscall_filter.py``, ``thread_limit.py``);
+* results: text, which a process with limits of its own decodes into known built-in types
+  (``plain_data.py``). Expected outputs never enter the sandbox.
 
-Where the kernel refuses pid namespaces, the filter and Landlock do the same; each alone is tested to suffice.
-What it does not cover: a bug of the kernel's own.
+Where the kernel refuses pid namespaces, the filter and Landlock keep programs apart; tests show that each
+alone suffices. Bugs of the kernel itself are not covered.
 """
 
 import fcntl
@@ -38,14 +38,14 @@ from troll.tasks.sandbox.program import Execution, Limits, Output, Program, Stat
 
 __all__ = ["Execution", "Limits", "Output", "Program", "Status", "run_batch", "sandbox_available"]
 
-_GRACE_S = 10.0  # beyond a program's wall limit, after which the runner itself counts as lost
-_NUMPY_CPU_S = 0.5  # what its import may cost
-# More time for a second try: in a virtual machine whose memory nobody has touched, 500 MB can cost a second.
+_GRACE_S = 10.0  # after a program's wall limit, before the runner itself counts as lost
+_NUMPY_CPU_S = 0.5  # added to the limit of programs that mention numpy
+# Additional time of a second try: in a virtual machine, first use of 500 MB of memory can take a second.
 _TOUCHING_S = 3.0
 _WALL_LIMIT = "wall limit"
-# Results that wait for their reduction; when there are more, no new program starts.
+# No new program starts while more results than this wait for their reduction.
 _WAITING_BYTES = 64 * 2**20
-_REASON_BYTES = 400  # the runner writes less
+_REASON_BYTES = 400  # more than the runner writes
 
 T = TypeVar("T")
 
@@ -72,24 +72,25 @@ def run_batch(
     """Runs programs in one sandbox, several at a time.
 
     Args:
-        programs: what to run.
-        limits: of programs that name none of their own; the defaults of ``Limits`` if not given.
-        workers: programs in flight; default one more than the cores, so that a loop does not stall the rest.
-        reduce: makes of (number of the program, execution) what is returned of it, in a thread, while others
-            run. So the outputs of a batch are never all in memory.
+        programs: the programs to run.
+        limits: limits of programs without their own; default ``Limits()``.
+        workers: how many programs run at a time; default one more than the cores, so that an endless loop
+            does not stall the rest.
+        reduce: turns (index of the program, execution) into what is returned for it, in a thread, while
+            others run. So the outputs of a batch are never all in memory.
 
     Returns:
-        One execution per program, or what ``reduce`` made of it, in order. A program that lacked memory is
-        tried again with more, and one that ran out of time for the machine's sake (see `Limits`) with more
-        time, after the others. If the sandbox is lost, the programs in flight are tried again, each alone in
-        a fresh one; losing that too is the program's ``crash``.
+        One execution per program, or what ``reduce`` returned for it, in order. After all others, a program
+        that lacked memory is tried again with more memory, and one that may have run out of time because of
+        the machine (see `Limits`) with more time. If the sandbox is lost, the programs in flight are tried
+        again, each alone in a fresh one; if that is lost, too, the status is ``crash``.
     """
     workers = workers or available_cores() + 1
     own = [program.limits or limits or Limits() for program in programs]
     alone: list[int] = []
     hungry: list[int] = []
     late: list[int] = []
-    tried: set[int] = set()  # those that get no further try
+    tried: set[int] = set()  # no further try after the next
     with closing(_Results(reduce)) as results:
 
         def finish(index: int, execution: Execution) -> None:
@@ -128,14 +129,14 @@ def run_batch(
 
 
 def _was_delayed(execution: Execution) -> bool:
-    """Whether a program ran out of time that it may not have used: it waited, or the system worked for it."""
+    """Tells whether a timeout may be the machine's fault: it hit the wall limit, or used mostly system time."""
     return execution.status == "timeout" and (
         execution.detail == _WALL_LIMIT or execution.user_s < execution.cpu_s / 2
     )
 
 
 def _longer(limits: Limits) -> Limits:
-    """For a second try."""
+    """Returns the time limits of a second try."""
     return replace(limits, cpu_s=limits.cpu_s + _TOUCHING_S, wall_s=limits.wall_s + 2 * _TOUCHING_S)
 
 
@@ -145,7 +146,7 @@ def _free_memory() -> int:
 
 
 class _Results:
-    """Executions, or what becomes of them in a reduction, which has a thread of its own."""
+    """Collects executions, or what ``reduce`` returns for them in a thread of its own."""
 
     def __init__(self, reduce: Callable[[int, Execution], Any] | None) -> None:
         self.found: dict[int, Future[Any]] = {}
@@ -162,7 +163,7 @@ class _Results:
         self._waiting[future] = size
 
     def full(self) -> bool:
-        """Whether too much waits already."""
+        """Tells whether too many results wait for their reduction."""
         self._waiting = {future: size for future, size in self._waiting.items() if not future.done()}
         return sum(self._waiting.values()) > _WAITING_BYTES
 
@@ -172,7 +173,7 @@ class _Results:
 
 @functools.cache
 def sandbox_available() -> tuple[bool, str]:
-    """Tells whether programs can be judged, by ours and by evalplus; otherwise the reason, in one line."""
+    """Tells whether programs can be judged, by us and by evalplus, and otherwise the reason in one line."""
     try:
         (execution,) = run_batch([Program("def f(x):\n    return x + 1\n", "f", "[[1]]")], Limits(10, 30))
         check_scratch()
@@ -205,7 +206,7 @@ def _run_until_lost(
     finish: Callable[[int, Execution], None],
     results: _Results,
 ) -> list[int]:
-    """Runs the pending programs; returns those that were in flight when the sandbox was lost, if it was."""
+    """Runs the pending programs; returns those in flight if the sandbox was lost, else an empty list."""
     active: dict[int, _Active] = {}
     shared: dict[int, int] = {}  # id of an inputs string -> sealed memory file
     sandbox = Sandbox()
@@ -220,7 +221,7 @@ def _run_until_lost(
                         results.wait_for_one()
                         continue
                     index = pending.popleft()
-                    active[index] = _Active(-1, 0.0, 0)  # in flight from here on, should the sandbox be lost
+                    active[index] = _Active(-1, 0.0, 0)  # in flight, if the sandbox is lost in `_submit`
                     active[index] = _submit(sandbox, index, programs[index], limits[index], shared)
                     selector.register(active[index].pipe, selectors.EVENT_READ, index)
                 now = time.monotonic()
@@ -259,7 +260,7 @@ def _submit(
     what = {name: getattr(program, name) for name in names}
     text = json.dumps({**what, "name": program.name or program.entry_point})
     source = _sealed_file(text.encode("ascii"))
-    # A script's standard input has a position of its own, so only inputs of functions are shared.
+    # Only inputs of functions are shared: reading standard input moves the position in a script's file.
     if script:
         inputs = _sealed_file(program.stdin.encode("utf-8", "surrogatepass"))
     elif (known := shared.get(id(program.inputs))) is not None:
@@ -289,7 +290,7 @@ def _submit(
 
 
 def _sealed_file(content: bytes) -> int:
-    """A file in memory that nobody can change any more, positioned at its start."""
+    """Returns the descriptor of an immutable file in memory, positioned at its start."""
     descriptor = os.memfd_create("troll", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(descriptor, "wb", closefd=False) as file:
         file.write(content)
@@ -300,7 +301,7 @@ def _sealed_file(content: bytes) -> int:
 
 
 def _drain(entry: _Active) -> bool:
-    """Reads what is there; False at the end of the pipe or of our patience."""
+    """Reads what is available; returns False at the end of the pipe or if there is too much output."""
     while True:
         try:
             data = os.read(entry.pipe, 1 << 16)
@@ -315,7 +316,7 @@ def _drain(entry: _Active) -> bool:
 
 
 def _judge_end(program: Program, entry: _Active, report: dict[str, Any]) -> Execution:
-    """Turns the runner's report and the child's text into an execution."""
+    """Returns the execution that the runner's report and the child's text describe."""
     end = functools.partial(
         Execution,
         cpu_s=float(report.get("cpu_s", 0.0)),
@@ -353,7 +354,7 @@ def _judge_end(program: Program, entry: _Active, report: dict[str, Any]) -> Exec
 
 
 def _parse_outputs(body: bytes, calls: int) -> tuple[Output, ...] | None:
-    """Splits the lines of results, leaving values encoded; None for what no runner wrote."""
+    """Splits the lines of results, leaving values encoded; returns None for text that no runner writes."""
     outputs = []
     *lines, _unfinished = body.split(b"\n", calls + 1)
     if len(lines) > calls:

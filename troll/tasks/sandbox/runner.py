@@ -1,16 +1,17 @@
 """The process inside the sandbox: forks one confined child per program and reports how each ended.
 
 It runs as pid 1 of its own pid namespace under bubblewrap, so that everything dies with it, and gives each
-child a pid namespace of its own: of the others no child has so much as a number. It never reads what a
-candidate is or says: the program text, the inputs and the pipe for the results come from outside as file
-descriptors, which only the child opens. So no child inherits another candidate's text (a program that
-searches the interpreter's memory for a sibling's solution finds none), and results cannot be forged.
+child a pid namespace of its own, in which no other process has a pid. It never reads a candidate's text or
+results: the program, the inputs and the pipe for the results come from outside as file descriptors, which
+only the child opens. So no child inherits another candidate's text (a program that searches the interpreter's
+memory for a sibling's solution finds none), and results cannot be forged.
 
-Protocol on the control socket (SOCK_SEQPACKET, JSON): in comes ``{"id", "cpu_s", "wall_s",
-"memory_bytes", "script"}`` with the descriptors (program, inputs, result pipe); out goes ``{"ready": true,
-"pid_namespaces": whether}`` once and ``{"id", "exit", "signal", "killed", "cpu_s", "wall_s"}`` per program.
-Into the result pipe a child writes the line ``ready N`` (N calls to come) once it is confined (its absence
-means the sandbox failed, not the candidate), then its results. Standard library only.
+Protocol on the control socket (SOCK_SEQPACKET, JSON): it receives ``{"id", "cpu_s", "wall_s", "memory_bytes",
+"script"}`` with the descriptors (program, inputs, result pipe). It sends ``{"ready": true, "pid_namespaces":
+true or false}`` once, and ``{"id", "exit", "signal", "killed", "cpu_s", "user_s", "wall_s"}``, or ``{"id",
+"failed"}`` if it cannot fork, per program. Once confined, a child writes the line ``ready N`` (N calls to
+come) into the result pipe, then its results; without that line the sandbox failed, not the candidate.
+Standard library only.
 """
 
 import ctypes
@@ -35,7 +36,7 @@ import plain_data  # type: ignore[import-not-found]
 import syscall_filter  # type: ignore[import-not-found]
 import thread_limit  # type: ignore[import-not-found]
 
-# What solutions import most, loaded once and inherited by every child.
+# Common imports of solutions, loaded once and inherited by every child.
 _WARM = "bisect collections copy datetime fractions functools heapq itertools math re string typing"
 for _name in _WARM.split():
     __import__(_name)
@@ -46,9 +47,9 @@ sys.path.append("/troll/site")  # numpy, where it is installed
 
 _CLONE_NEWPID, _CLONE_NEWNS = 0x20000000, 0x00020000
 _MS_NOSUID_NODEV_NOEXEC = 2 | 4 | 8
-# Programs that speak of files get a directory of their own, which costs a millisecond.
+# Only programs that mention files get a directory of their own, which costs a millisecond.
 _FILES = re.compile(r"\b(?:open|tempfile|tmp|pathlib|shutil|sqlite3|shelve|dbm|mkdir|write_text|chdir)\b")
-# Nor need the runner be told of programs that say nothing of threads; they get none.
+# Only programs that mention threads may start any, since the runner has to count them.
 _THREADS = re.compile(r"thread|concurrent|asyncio|multiprocessing")
 _FILE_BYTES = 16 * 2**20
 
@@ -61,13 +62,13 @@ def _checked(result: int, what: str) -> None:
 
 
 class _Forker:
-    """Forks children into pid namespaces of their own where the kernel lets us, else into ours."""
+    """Forks children into pid namespaces of their own if the kernel allows it, else into the runner's."""
 
     def __init__(self) -> None:
         self.namespaces = False
         try:
             self._own = os.pidfd_open(os.getpid())
-            self._return()  # first, since there is no way back where the kernel refuses this one
+            self._return()  # tried first: if this is refused, a new namespace could not be left again
             self._enter_new()
             self._return()
             self.namespaces = True
@@ -78,11 +79,11 @@ class _Forker:
         _checked(_libc.unshare(_CLONE_NEWPID), "unshare")
 
     def _return(self) -> None:
-        # Else every later child would be born into the namespace of the first.
+        # Otherwise every later child would be born into the namespace of the first.
         _checked(_libc.setns(self._own, _CLONE_NEWPID), "setns")
 
     def fork(self) -> int:
-        """Like ``os.fork``."""
+        """Forks like ``os.fork``, into a new pid namespace if possible."""
         if not self.namespaces:
             return os.fork()
         self._enter_new()
@@ -107,7 +108,7 @@ class _Child:
         self.threads: thread_limit.ThreadCount | None = None
 
     def cpu(self) -> float:
-        # The clock id of another process' CPU time, as clock_getcpuclockid(3) forms it; no /proc needed.
+        # The id of the child's CPU clock, computed as clock_getcpuclockid(3) does, which needs no /proc.
         try:
             return time.clock_gettime((~self.pid << 3) | 2)
         except OSError:
@@ -118,7 +119,7 @@ class _Child:
         os.kill(self.pid, signal.SIGKILL)
 
     def check(self) -> float:
-        """Kills the child when a limit is passed, else returns the seconds in which none can be."""
+        """Kills the child if it has passed a limit; returns the seconds until the next check is due."""
         left = self.deadline - time.monotonic()
         cpu_left = self.cpu_limit - self.cpu()
         if self.killed is None and (left <= 0 or cpu_left <= 0):
@@ -130,7 +131,7 @@ class _Runner:
     def __init__(self, control: socket.socket) -> None:
         self.control = control
         self.children: dict[int, _Child] = {}
-        self.listening: dict[int, _Child] = {}  # by listener
+        self.listening: dict[int, _Child] = {}  # by descriptor of the listener
         self.poller = select.poll()
         self.listeners, self.to_listeners = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.forker = _Forker()
@@ -166,7 +167,7 @@ class _Runner:
         self.control.send(json.dumps(report).encode())
 
     def start(self) -> bool:
-        """Starts the next program; False when there will be none."""
+        """Starts the next program; returns False if the control socket is closed."""
         data, descriptors, _, _ = socket.recv_fds(self.control, 4096, 3)
         if not data:
             return False
@@ -238,19 +239,19 @@ def main() -> None:
     """Serves programs until the control socket closes."""
     control = socket.socket(fileno=int(sys.argv[1]))
     syscall_filter.hide_from_others()
-    _set_limits(NOFILE=256, CORE=0, MEMLOCK=0, MSGQUEUE=0, SIGPENDING=256)  # programs inherit them
-    stack_size(1 << 20)  # of a candidate's threads, unless it wants another
+    _set_limits(NOFILE=256, CORE=0, MEMLOCK=0, MSGQUEUE=0, SIGPENDING=256)  # inherited by programs
+    stack_size(1 << 20)  # default for a candidate's threads
     _Runner(control).serve()
 
 
 def _child(message: dict[str, float], descriptors: list[int], privileged: bool) -> None:
-    """Becomes the candidate; never returns."""
+    """Turns this process into the candidate; never returns."""
     leave = os._exit
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
-        # First out of the way of the numbers they shall get.
+        # First moved to high numbers, so that none overwrites another.
         moved = [os.dup2(descriptor, 100 + i) for i, descriptor in enumerate(descriptors)]
         for target, descriptor in zip((_PROGRAM, _INPUTS, _RESULT, _LISTENERS), moved, strict=True):
             os.dup2(descriptor, target)
@@ -266,11 +267,11 @@ def _child(message: dict[str, float], descriptors: list[int], privileged: bool) 
         os.close(_PROGRAM)
         if not script:
             os.close(_INPUTS)
-        random.seed(0)  # a solution that draws numbers is judged alike every time
+        random.seed(0)  # a solution that draws random numbers gets the same verdict every time
         files = privileged and _FILES.search(text) is not None
         if files:
             _own_directory()
-        seconds = int(message["cpu_s"]) + 2  # the runner measures finely; this is its safety net
+        seconds = int(message["cpu_s"]) + 2  # a safety net: the runner measures more finely
         memory = int(message["memory_bytes"])
         _set_limits(CPU=seconds, AS=memory, DATA=memory, FSIZE=_FILE_BYTES if files else 0, NOFILE=64)
         _confine(int(message["id"]), _THREADS.search(text) is not None)
@@ -288,7 +289,7 @@ def _child(message: dict[str, float], descriptors: list[int], privileged: bool) 
 
 
 def _own_directory() -> None:
-    """A small file system in memory at /tmp, which goes with the process."""
+    """Mounts a small file system in memory at /tmp, which disappears with the process."""
     _checked(_libc.unshare(_CLONE_NEWNS), "unshare")
     options = b"mode=1777,size=%d,nr_inodes=1000" % _FILE_BYTES
     flags = ctypes.c_ulong(_MS_NOSUID_NODEV_NOEXEC)
@@ -297,7 +298,7 @@ def _own_directory() -> None:
 
 
 def _confine(identity: int, threads: bool) -> None:
-    """Confines this process; whoever forked it hears of its threads, if it may have any."""
+    """Confines this process; if it may have threads, sends the runner the listener that reports them."""
     listener = syscall_filter.confine(threads="counted" if threads else "none")
     if listener is not None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, _LISTENERS) as to_runner:
@@ -313,7 +314,7 @@ def _set_limits(**limits: int) -> None:
 
 
 def _read(descriptor: int) -> bytes:
-    # Positioned: the file description may be shared with other children.
+    # pread, since the file's position may be shared with other children.
     size = os.fstat(descriptor).st_size
     parts: list[bytes] = []
     offset = 0
@@ -328,7 +329,7 @@ def _read(descriptor: int) -> bytes:
 
 def _run_function(program: dict[str, str], inputs: list[list[object]]) -> None:
     """Calls the entry point once per input; writes one line per result and stops at the first exception."""
-    # Names bound before the candidate runs; what it does to modules afterwards only changes its own answers.
+    # Bound before the candidate runs; what it changes in modules afterwards only affects its own answers.
     write, encode, dumps, leave = os.write, plain_data.encode, json.dumps, os._exit
     module = types.ModuleType("candidate")
     sys.modules["candidate"] = module
@@ -354,7 +355,7 @@ def _run_function(program: dict[str, str], inputs: list[list[object]]) -> None:
 
 
 def _run_script(program: dict[str, str]) -> None:
-    """Runs a whole program whose standard input and output are the test."""
+    """Runs a whole program, which is tested by its standard input and output."""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     code = 0

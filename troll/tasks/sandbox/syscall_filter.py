@@ -1,10 +1,10 @@
-"""What one candidate process may ask of the kernel: a seccomp filter, no capabilities, a Landlock domain.
+"""Confines a candidate process: a seccomp filter, no capabilities, and a Landlock domain.
 
-The filter names what is forbidden (EPERM); for ``fcntl``, ``ioctl`` and ``prctl`` it names the few commands
-that are allowed, since these reach other processes in many ways (``F_SETOWN``, ``FIOSETOWN``, ``F_SETLEASE``,
-``F_NOTIFY``). New threads and their ends are reported to whoever holds the filter's listener
-(``thread_limit.py``). Where the kernel has Landlock scopes (Linux 6.12), no signal leaves the process either.
-None of this needs privileges. Standard library only: it runs inside the sandbox.
+The filter lists the system calls that are forbidden (EPERM). For ``fcntl``, ``ioctl`` and ``prctl`` it lists
+the few commands that are allowed, since others reach other processes in many ways (``F_SETOWN``,
+``FIOSETOWN``, ``F_SETLEASE``, ``F_NOTIFY``). Starts and ends of threads are reported to the holder of the
+filter's listener (``thread_limit.py``). Where the kernel has Landlock scopes (Linux 6.12), signals cannot
+leave the process either. Needs no privileges. Standard library only: it runs inside the sandbox.
 """
 
 import ctypes
@@ -15,10 +15,10 @@ import platform
 import struct
 from typing import Literal
 
-# audit architecture (linux/audit.h) and column of the table below
+# audit architecture (linux/audit.h) and column of the tables below
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 
-# name: system call numbers on x86_64 and aarch64 (None: not there); above 423 both are the same
+# name: system call numbers on x86_64 and aarch64 (None: does not exist); above 423 both are the same
 _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     # processes
     "fork": (57, None),
@@ -80,7 +80,7 @@ _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
-    "io_setup": (206, 0),  # from a pool that the whole machine shares
+    "io_setup": (206, 0),  # takes from a pool that the whole machine shares
     "membarrier": (324, 283),
     "modify_ldt": (154, None),
     "syslog": (103, 116),
@@ -93,17 +93,17 @@ _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
 }
-# allowed only when the first argument is this process: kill, tkill, tgkill; prlimit64 also with 0
+# allowed only if the first argument is this process, or 0 for prlimit64
 _ONLY_SELF = {"kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "prlimit64": (302, 261)}
-# name: numbers, which argument is the command, the commands that are allowed
+# name: numbers, index of the argument that is the command, allowed commands
 _ONLY_COMMANDS: dict[str, tuple[tuple[int, int], int, tuple[int, ...]]] = {
     # TCGETS, TCGETS2, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
     "ioctl": ((16, 29), 1, (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),
     # PR_SET_NAME, PR_GET_NAME, PR_GET_DUMPABLE, PR_SET_VMA
     "prctl": ((157, 167), 0, (15, 16, 3, 0x53564D41)),
 }
-# F_DUPFD, F_GETFD, F_SETFD, F_GETFL, locks, F_GETOWN, OFD locks, F_DUPFD_CLOEXEC, F_GETPIPE_SZ, F_GET_SEALS;
-# and F_SETFL without O_ASYNC
+# numbers; F_DUPFD, F_GETFD, F_SETFD, F_GETFL, locks, F_GETOWN, OFD locks, F_DUPFD_CLOEXEC, F_GETPIPE_SZ,
+# F_GET_SEALS (F_SETFL is allowed without O_ASYNC)
 _FCNTL = (72, 25), (0, 1, 2, 3, 5, 6, 7, 9, 36, 37, 38, 1030, 1032, 1034)
 _F_SETFL, _O_ASYNC = 4, 0x2000
 CLONE = (56, 220)
@@ -131,18 +131,18 @@ def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> 
 
 
 def _load_argument(number: int) -> bytes:
-    # the lower half; both machines are little-endian
+    # the lower half of the argument; both architectures are little-endian
     return _instruction(_LOAD, _OFFSET_ARGUMENT + 8 * number)
 
 
 def _among(commands: tuple[int, ...], allow: bytes, deny: bytes) -> list[bytes]:
-    """Allows what was loaded if it is among the commands."""
+    """Returns instructions that allow the loaded value if it is one of the commands."""
     tests = [_instruction(_JUMP_EQUAL, value, if_true=len(commands) - k) for k, value in enumerate(commands)]
     return [*tests, deny, allow]
 
 
 def _dispatch(rules: list[tuple[int, list[bytes]]], otherwise: bytes) -> list[bytes]:
-    """Finds the rule of a system call by bisection: the kernel walks the filter for each one it has."""
+    """Returns instructions that find a system call's rule by bisection, since every call runs the filter."""
     if len(rules) <= 3:
         chain = [[_instruction(_JUMP_EQUAL, number, if_false=len(body)), *body] for number, body in rules]
         return [*(part for link in chain for part in link), otherwise]
@@ -154,16 +154,16 @@ def _dispatch(rules: list[tuple[int, list[bytes]]], otherwise: bytes) -> list[by
 
 @functools.cache
 def build_filter(machine: str, pid: int, *, threads: int = _ALLOW) -> bytes:
-    """Builds the filter as classic BPF, for a machine (`platform.machine()`) and a process as it sees itself.
+    """Builds the filter as classic BPF, for a machine (`platform.machine()`) and the pid that a process sees.
 
-    ``threads`` is the verdict on new threads; if they are reported, so are their ends.
+    ``threads`` is the action on new threads; if it is to report them, their ends are reported, too.
     """
     if machine not in _ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"no system call table for {machine}")
     architecture, column = _ARCHITECTURES[machine]
     deny, allow = _instruction(_RETURN, _ERRNO | errno.EPERM), _instruction(_RETURN, _ALLOW)
     rules = {denied[column]: [deny] for denied in _FORBIDDEN.values()}
-    # clone3 hides its flags behind a pointer: "not there" makes the C library fall back to clone
+    # clone3 passes its flags by pointer, which BPF cannot read; on ENOSYS the C library falls back to clone
     rules[_CLONE3] = [_instruction(_RETURN, _ERRNO | errno.ENOSYS)]
     rules[CLONE[column]] = [
         _load_argument(0),
@@ -221,7 +221,7 @@ def _prctl(option: int, *arguments: int) -> None:
 
 
 def prepare(pid: int) -> None:
-    """Does what need not be done in every process that will see itself as ``pid``."""
+    """Caches, before forking, what every process needs that will see itself as ``pid``."""
     for threads in (_NOTIFY, _REFUSE_THREADS):
         build_filter(MACHINE, pid, threads=threads)
     _ = _libc.capset, _libc.prctl, _libc.syscall
@@ -229,7 +229,7 @@ def prepare(pid: int) -> None:
 
 
 def hide_from_others() -> None:
-    """Refuses inspection of this process by others of the same user: core dumps, ptrace, /proc/PID/mem."""
+    """Forbids inspection of this process by others of the same user: core dumps, ptrace, /proc/PID/mem."""
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
@@ -245,7 +245,7 @@ def _landlock_version() -> int:
 
 
 def scope_signals() -> bool:
-    """Enters a Landlock domain that signals do not leave; False where the kernel has none (before 6.12).
+    """Enters a Landlock domain that signals cannot leave; returns False if the kernel cannot (before 6.12).
 
     Needs ``no_new_privs``, which `confine` sets.
     """
@@ -262,11 +262,11 @@ def scope_signals() -> bool:
 
 
 def confine(*, threads: Literal["all", "counted", "none"] = "none") -> int | None:
-    """Drops all capabilities and installs the filter in the calling process, for good, or raises OSError.
+    """Drops all capabilities and installs the filter in the calling process, irrevocably, or raises OSError.
 
-    ``threads`` says which may be started; ``counted`` has them and their ends reported to a listener, whose
-    descriptor is returned (see ``thread_limit.py``). Where the kernel has none to give, it is None, and no
-    thread can be started.
+    ``threads`` says which threads may be started. With ``counted``, their starts and ends are reported to a
+    listener, whose descriptor is returned (see ``thread_limit.py``); if the kernel cannot provide one, the
+    result is None, and no thread can be started.
     """
     drop_capabilities()
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)

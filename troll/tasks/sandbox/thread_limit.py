@@ -1,8 +1,7 @@
-"""How many threads a candidate may have: its system calls ``clone`` and ``exit`` wait here for an answer.
+"""Limits the number of threads of a candidate, whose system calls ``clone`` and ``exit`` wait for an answer.
 
-The kernel reports them through the listener of the candidate's seccomp filter. So the limit holds for root
-as for any user, where RLIMIT_NPROC does not, and needs no control groups. Standard library only: it runs
-inside the sandbox.
+The kernel reports them through the listener of the candidate's seccomp filter. Unlike RLIMIT_NPROC, this
+limit also holds for root, and it needs no control groups. Standard library only: it runs inside the sandbox.
 """
 
 import errno
@@ -11,9 +10,9 @@ import struct
 
 import syscall_filter  # type: ignore[import-not-found]
 
-MOST_ALIVE = 64  # of one program at one time; the pool's workers bound the sum
+MOST_ALIVE = 64  # per program at one time; the pool's workers bound the sum
 MOST_STARTED = 10_000  # over a program's life
-_MOST_REFUSED = 1_000  # who goes on after as many refusals keeps us from our work
+_MOST_REFUSED = 1_000  # after as many, the program is killed: each request takes the runner's time
 
 # linux/seccomp.h
 _RECEIVE, _SEND, _CONTINUE = 0xC0502100, 0xC0182101, 1
@@ -21,14 +20,14 @@ _NOTIFICATION_BYTES, _NUMBER_OFFSET = 80, 16
 
 
 class ThreadCount:
-    """The threads of one program, whose listener `syscall_filter.confine` gave."""
+    """Counts the threads of one program, by the listener that `syscall_filter.confine` returned."""
 
     def __init__(self, listener: int) -> None:
         self.listener = listener
         self._alive, self._started, self._refused = 1, 0, 0
 
     def answer(self) -> bool:
-        """Answers one waiting system call; False if the program asks in vain too often."""
+        """Answers one waiting system call; returns False after too many refusals."""
         notification = bytearray(_NOTIFICATION_BYTES)
         try:
             fcntl.ioctl(self.listener, _RECEIVE, notification, True)
@@ -41,7 +40,7 @@ class ThreadCount:
             )
             fcntl.ioctl(self.listener, _SEND, bytearray(reply), True)
         except OSError:
-            return True  # who asked is gone
+            return True  # the caller is gone
         if ends:
             self._alive -= 1
         elif allowed:
