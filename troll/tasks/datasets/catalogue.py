@@ -90,7 +90,7 @@ _SETS: Sequence[DataSet] = (
     ),
     DataSet(
         "math",
-        "MATH: competition mathematics, 7,500 and 5,000",
+        "MATH: competition mathematics, 7,500 training and 5,000 test problems",
         "math",
         convert.boxed,
         {"train": _math_part("train", 7500), "test": _math_part("test", 5000)},

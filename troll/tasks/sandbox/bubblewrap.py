@@ -1,4 +1,4 @@
-"""The process around the sandbox: bubblewrap's command line, and a running one with its control socket."""
+"""Builds bubblewrap's command lines, and starts a sandbox with its control socket."""
 
 import functools
 import importlib.util
@@ -16,12 +16,12 @@ from troll.common.errors import UserError
 
 INSTALL_LINE = "sudo apt-get install bubblewrap (or dnf, pacman); it needs Linux"
 _NAMESPACES = "let this user make namespaces: docs/troubleshooting.md, section on the code task"
-_REMEDIES = {  # by a part of bubblewrap's complaint
+_REMEDIES = {  # by a part of bubblewrap's error message
     "Unknown option": "bubblewrap 0.7 or newer is needed",
     "/proc/": "mount /proc where troll runs, as containers do by default",
 }
 _INSIDE = ("runner.py", "extraction.py", "plain_data.py", "syscall_filter.py", "thread_limit.py")
-_START_S = 30.0  # a loaded machine may be slow to start; a refusal comes at once
+_START_S = 30.0  # a loaded machine may be slow to start a sandbox; a refusal comes at once
 _SCRATCH = ("/scratch", "/dev/shm")
 _SCRATCH_BYTES = 64 * 2**20
 _MEMORY = Path("/proc/meminfo")
@@ -33,12 +33,12 @@ class LostError(Exception):
 
 
 def bubblewrap_program() -> str | None:
-    """Where bubblewrap is; None if it is not installed, or this is not Linux."""
+    """Returns the path of bubblewrap; None if it is not installed or this is not Linux."""
     return shutil.which("bwrap") if sys.platform.startswith("linux") else None
 
 
 def remedy(reason: str) -> str:
-    """What to do about a bubblewrap that does not start, by what it says."""
+    """Returns what to do if bubblewrap does not start, by its error message."""
     return next((cure for part, cure in _REMEDIES.items() if part in reason), _NAMESPACES)
 
 
@@ -48,15 +48,15 @@ def _refused(what: str, complaint: str) -> UserError:
 
 
 def bubblewrap_command(read_only: Sequence[Path] = ()) -> list[str]:
-    """The start of a bubblewrap command line: everything unshared, the system and interpreter read-only.
+    """Returns the start of a bubblewrap command line: all unshared, the system and interpreter read-only.
 
-    There is no /proc: the kernel lets no one mount it in a container where parts of it are covered, as Docker
-    and Kubernetes do, and programs have nothing to look for there.
+    There is no /proc: programs do not need it, and the kernel refuses to mount it in containers that mask
+    parts of it, as Docker's and Kubernetes' do.
     """
     program = bubblewrap_program()
     if program is None:
         raise UserError(
-            f"bwrap: not found, and model-written code runs in no other way; install it: {INSTALL_LINE}"
+            f"bwrap: not found, but model-written code runs only under it; install it: {INSTALL_LINE}"
         )
     walls = "--unshare-all --die-with-parent --new-session --clearenv --cap-drop ALL"
     command = [program, *walls.split()]
@@ -76,7 +76,7 @@ def bubblewrap_command(read_only: Sequence[Path] = ()) -> list[str]:
         ("PYTHONUTF8", "1"),
         ("OMP_NUM_THREADS", "1"),
         ("OPENBLAS_NUM_THREADS", "1"),
-        ("MALLOC_ARENA_MAX", "2"),  # the address space of a program with threads is not for their heaps
+        ("MALLOC_ARENA_MAX", "2"),  # so that heaps of threads do not use up a program's address space
         ("HOME", "/tmp"),
     ):
         command += ["--setenv", name, value]
@@ -84,9 +84,9 @@ def bubblewrap_command(read_only: Sequence[Path] = ()) -> list[str]:
 
 
 def scratch_command(read_only: Sequence[Path] = (), files: Mapping[str, Path] | None = None) -> list[str]:
-    """The same for evalplus, with small directories in memory to write to: /scratch and /dev/shm.
+    """Returns the same for evalplus, with small writable directories in memory: /scratch and /dev/shm.
 
-    Of /proc it has the one file that evalplus reads, the size of the machine's memory.
+    Of /proc it has only the file in which evalplus reads the size of the machine's memory.
     """
     command = bubblewrap_command((_MEMORY, *read_only))
     for inside, path in (files or {}).items():
@@ -97,7 +97,7 @@ def scratch_command(read_only: Sequence[Path] = (), files: Mapping[str, Path] | 
 
 
 def check_scratch() -> None:
-    """Starts a sandbox as evalplus gets it, so that a refusal shows before anything is graded."""
+    """Starts a sandbox as evalplus gets it, so that a refusal is raised before anything is graded."""
     command = [*scratch_command(), base_interpreter(), "-sSPBc", _PROBE]
     try:
         completed = subprocess.run(command, capture_output=True, timeout=_START_S, check=False)
@@ -113,12 +113,12 @@ def _last_line(complaint: bytes) -> str:
 
 
 def base_interpreter() -> str:
-    """The interpreter outside any virtual environment, as a real path."""
+    """Returns the real path of the interpreter outside any virtual environment."""
     return str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
 
 
 def _numpy() -> list[Path]:
-    """The directories of numpy, if it is installed: what solutions use beside the standard library."""
+    """Returns the directories of numpy, if it is installed: solutions may use it and the standard library."""
     spec = importlib.util.find_spec("numpy")
     if spec is None or not spec.submodule_search_locations:
         return []
@@ -127,14 +127,14 @@ def _numpy() -> list[Path]:
 
 
 class Sandbox:
-    """A running bubblewrap with its runner."""
+    """A running bubblewrap process with its runner."""
 
-    # whether each program has a pid namespace and, if it wants files, a directory of its own; where the
-    # kernel or bubblewrap refuses, the filter and Landlock keep programs apart
+    # whether each program has a pid namespace and, if it uses files, a directory of its own; where the kernel
+    # or bubblewrap refuses this, the filter and Landlock keep programs apart
     pid_namespaces: bool
 
     def __init__(self) -> None:
-        try:  # inside its own user namespace, and for the runner only
+        try:  # a capability inside the sandbox's user namespace, and only for the runner
             self._start(["--cap-add", "CAP_SYS_ADMIN"])
         except UserError:
             self._start([])
@@ -174,18 +174,18 @@ class Sandbox:
         self._control.setblocking(False)
 
     def fileno(self) -> int:
-        """The control socket, readable when a report is there."""
+        """Returns the descriptor of the control socket, which is readable when there is a report."""
         return self._control.fileno()
 
     def send(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        """Hands a program to the runner."""
+        """Sends a program to the runner, or raises `LostError`."""
         try:
             socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
         except OSError as error:
             raise LostError(str(error)) from None
 
     def receive(self) -> dict[str, Any]:
-        """The runner's next report."""
+        """Returns the runner's next report, or raises `LostError`."""
         try:
             data = self._control.recv(4096)
         except ConnectionError:
@@ -196,7 +196,7 @@ class Sandbox:
         return message
 
     def close(self) -> None:
-        """Kills the sandbox with everything in it."""
+        """Kills the sandbox and everything in it."""
         self._control.close()
         self._process.kill()
         self._process.wait()
@@ -205,7 +205,7 @@ class Sandbox:
 
 @functools.cache
 def program_namespaces() -> bool:
-    """Whether programs get pid namespaces and directories of their own here."""
+    """Tells whether programs get pid namespaces and directories of their own on this machine."""
     sandbox = Sandbox()
     sandbox.close()
     return sandbox.pid_namespaces

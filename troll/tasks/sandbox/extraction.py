@@ -1,6 +1,6 @@
-"""Finds the program in what a model wrote: raw continuations, fenced blocks, chat answers.
+"""Finds the program in a completion: a raw continuation, fenced blocks or a chat answer.
 
-What a model wrote is hostile, and a parser is a large attack surface: this runs inside the sandbox, in the
+Completions are hostile input, and a parser is a large attack surface: this runs inside the sandbox, in the
 process that runs the program afterwards, within its limits. Standard library only.
 """
 
@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
-# At most three spaces, as in Markdown: a deeper fence is inside a docstring, or in a list.
+# At most three spaces before it, as in Markdown: a deeper fence is inside a docstring or a list.
 _FENCE = re.compile(r"^( {0,3})(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*$", re.MULTILINE)
 _FENCE_IN_LIST = re.compile(r"^([ \t]*)(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*$", re.MULTILINE)
 _LIST = re.compile(r"^[ \t]*(?:[-*+]|\d{1,9}[.)])[ \t]+\S", re.MULTILINE)
-# Comments, then perhaps a docstring, then imports from the future; possessive, so that no text takes long.
+# Comments, perhaps a docstring, then imports from ``__future__``; possessive, so that no text takes long.
 _BLANK = r"(?:\s++|\#[^\n]*+\n)*+"
 _FUTURE_START = re.compile(
     rf"""{_BLANK}(?:(?P<quote>\"{{3}}|'{{3}}).*?(?P=quote){_BLANK})?+
@@ -26,10 +26,10 @@ _FUTURE_START = re.compile(
 )
 _THOUGHTS = re.compile(r"^.*</think(?:ing)?>", re.DOTALL)
 _PYTHON = ("", "python", "py", "python3")
-# Texts that engines leave where a text ends.
+# End markers that engines may leave in a text.
 _END = re.compile(r"<[|｜][^|｜\s<>]{1,40}[|｜]>|</s>|<end_of_turn>|<eos>")
 _ANSWER = re.compile(r"^[ \t]+(?:return|yield)\b", re.MULTILINE)
-# Where Python may begin again after prose.
+# Where Python may start again after prose.
 _START = re.compile(r"(?:async\s+def|def|class|import|from)\s|@\w|[A-Za-z_]\w*\s*=[^=]")
 _TRIES = 200
 _FUTURE_FLAGS = 0
@@ -38,13 +38,13 @@ for _feature in __future__.all_feature_names:
 
 
 def extract_code(completion: str, entry_point: str | None = None) -> str:
-    """The text that belongs after the prompt.
+    """Returns the text that belongs after the prompt.
 
-    A completion without a fenced block is code as it is: what base models write after a prompt. Where it goes
-    on to define the function again, as after a prompt that it repeats, it ends before that. From a chat
-    answer, thoughts (up to ``</think>``) are dropped, and among the fenced Python blocks the last that
-    defines the entry point is taken, else the last. A block that was cut off is taken to its end. Since a
-    prompt ends with a complete docstring, a block that defines the function anew may follow it.
+    A completion without a fenced block is code as it is, as base models write it. It is cut before it defines
+    the function again, for example because it repeats the prompt. From a chat answer, thoughts (up to
+    ``</think>``) are dropped, and the last fenced Python block that defines the entry point is taken, else
+    the last one. A block without a closing fence extends to the end of the text. A block may define the
+    function anew: the prompt before it ends with a complete docstring.
     """
     text, name = _without_thoughts(completion), _definition(entry_point) if entry_point else None
     fenced = _fenced(text, name)
@@ -52,7 +52,7 @@ def extract_code(completion: str, entry_point: str | None = None) -> str:
 
 
 def _fenced(text: str, name: re.Pattern[str] | None) -> str | None:
-    """The fenced block that `extract_code` takes; None where there is none."""
+    """Returns the fenced block that `extract_code` takes; None if there is none."""
     fenced = _blocks(text, _FENCE)
     if not fenced and name and _LIST.search(text):
         fenced = [block for block in _blocks(text, _FENCE_IN_LIST) if name.search(block[1])]
@@ -62,17 +62,17 @@ def _fenced(text: str, name: re.Pattern[str] | None) -> str | None:
     blocks = python or [code for _, code in fenced]
     if name:
         blocks = [code for code in blocks if name.search(code)] or blocks
-    # The body alone continues the prompt; a whole program starts on a line of its own.
+    # A body alone continues the prompt; a whole program starts on a line of its own.
     return blocks[-1] if blocks[-1].startswith((" ", "\t")) else "\n" + blocks[-1]
 
 
 def whole_program(prompt: str, completion: str, entry_point: str | None = None) -> str:
-    """The prompt and, after it, the program that the completion holds.
+    """Returns the prompt followed by the program in the completion.
 
-    That is what `extract_code` finds if it is Python and defines the function. Otherwise other readings are
-    tried: the text before a fence, a body with another indentation, the statements without what follows or
-    precedes them (prose, a statement that was cut off). If none will do, it is what `extract_code` finds.
-    A program that begins with ``from __future__ import`` keeps that at its beginning, before the prompt.
+    The program is the text of `extract_code`, if that is Python and defines the function. Otherwise other
+    readings are tried: the text before a fence, a body with another indentation, and the statements without
+    the prose or cut-off statement before or after them. If none works, it is the text of `extract_code`.
+    Imports from ``__future__`` at the start of the program are moved before the prompt.
     """
     return _find(prompt, completion, entry_point)[0]
 
@@ -85,11 +85,11 @@ def load(
     *,
     as_written: bool = False,
 ) -> None:
-    """Runs the module that a completion makes after a prompt, or alone where that is None.
+    """Runs the module made of a prompt and a completion, or of the completion alone if ``prompt`` is None.
 
-    A statement that fails after the function is there, such as a test of the model's own, ends no program:
-    only the definitions after it count. A script has no entry point. With ``as_written`` the fenced block, or
-    the completion where there is none, is run without looking further. What the program raises is raised.
+    If a statement fails once the function exists, such as a test that the model wrote, only the imports and
+    definitions after it are run. A script has no entry point. With ``as_written``, the fenced block, or the
+    completion if there is none, is run without searching further. Raises what the program raises.
     """
     if prompt is None or as_written:
         source = completion
@@ -119,7 +119,7 @@ def _find(prompt: str, completion: str, name: str | None) -> tuple[str, CodeType
     code = _parsed(source)
     if _defines(code, name):
         return source, code
-    # What Python reads as statements after the function is no body that lost its indentation.
+    # A text that parses as statements after the prompt is not a body that lost its indentation.
     readings = [first, *_other_readings(prompt, _without_thoughts(completion), first, name, code is None)]
     sources = [_joined(prompt, text) for text in readings[1:]]
     tries = [_TRIES]
@@ -138,7 +138,7 @@ _STUB = _compiled("def f():\n    pass\n").co_consts[0].co_code[::2]
 
 
 def _parsed(source: str) -> CodeType | None:
-    """The program's code if it is Python."""
+    """Returns the program's code; None if it is not Python."""
     try:
         return _compiled(source)
     except (SyntaxError, ValueError, MemoryError, RecursionError, OverflowError):
@@ -146,7 +146,7 @@ def _parsed(source: str) -> CodeType | None:
 
 
 def _defines(code: CodeType | None, name: str | None) -> bool:
-    """Whether a program, as far as one sees, defines the function with a body."""
+    """Tells whether a program seems to define the function, with a body."""
     if code is None or name is None:
         return code is not None
     inner = [part for part in code.co_consts if isinstance(part, CodeType) and part.co_name == name]
@@ -154,18 +154,18 @@ def _defines(code: CodeType | None, name: str | None) -> bool:
 
 
 def _is_stub(code: CodeType) -> bool:
-    """Whether a function does nothing but return a constant, as a prompt's does that has a docstring only."""
+    """Tells whether a function only returns a constant, as one with nothing but a docstring does."""
     return code.co_code[::2] == _STUB
 
 
 def _other_readings(prompt: str, text: str, code: str, name: str | None, indented: bool) -> Iterator[str]:
-    """Further readings of a completion, likelier ones first; perhaps with another indentation."""
+    """Yields further readings of a completion, likelier ones first; ``indented`` adds other indentations."""
     definition = _definition(name) if name else None
     fence = _FENCE.search(text)
     before = text[: fence.start()] if fence else ""
     bodies = [part for part in (before, code) if part.strip()]
     if before.strip():
-        # A continuation whose fence was opened in the prompt, or that an explanation with an example follows.
+        # A continuation of a fence that the prompt opened, or one followed by an explanation with an example.
         yield _first_answer(before, definition)
     for part in bodies:
         if (end := _END.search(part)) is not None:
@@ -173,7 +173,7 @@ def _other_readings(prompt: str, text: str, code: str, name: str | None, indente
     if indented and definition is not None and definition.search(prompt):
         indent = _indent_of(prompt)
         for body in (part.lstrip("\r\n") for part in bodies if not definition.search(part)):
-            yield indent + body.lstrip(" \t")  # the first line lost its own
+            yield indent + body.lstrip(" \t")  # only the first line lost its indentation
             yield textwrap.indent(textwrap.dedent(body), indent)
 
 
@@ -184,7 +184,7 @@ def _indent_of(prompt: str) -> str:
 
 
 def _statements(prompt: str, text: str, tries: list[int]) -> str:
-    """The prompt and those statements of a text that Python can read, without the prose between them."""
+    """Returns the prompt and the statements of a text that Python can parse, without prose between them."""
     lines = text.split("\n")
     count = _readable(prompt, lines, tries)
     source = prompt
@@ -205,14 +205,14 @@ def _statements(prompt: str, text: str, tries: list[int]) -> str:
 
 
 def _readable(before: str, lines: list[str], tries: list[int]) -> int:
-    """How many of the first lines are Python after the text before them."""
+    """Returns how many of the first lines are Python when they follow the text ``before``."""
     offset, count = before.count("\n"), len(lines)
     while count > 0 and tries[0] > 0:
         tries[0] -= 1
         try:
             _compiled(before + "\n".join([*lines[:count], ""]))
         except SyntaxError as error:
-            # What is at fault begins here or earlier; in the next round the parser says where.
+            # The fault begins at this line or earlier; the next round finds out where.
             count = min(max((error.lineno or 0) - offset, 1), count) - 1
         except (ValueError, MemoryError, RecursionError, OverflowError):
             return 0
@@ -224,7 +224,7 @@ def _readable(before: str, lines: list[str], tries: list[int]) -> int:
 def _define_the_rest(
     source: str, code: CodeType, error: BaseException, namespace: dict[str, Any], name: str
 ) -> None:
-    """Runs the imports and definitions after a statement that failed, except of what is there already."""
+    """Runs the imports and definitions after a failed statement, but keeps a function that exists already."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code is not code:
         trace = trace.tb_next
@@ -248,7 +248,7 @@ def _define_the_rest(
             exec(compile(ast.Module([node], []), "<candidate>", "exec", flags, dont_inherit=True), namespace)
         except MemoryError:
             raise
-        except BaseException:  # as before it
+        except BaseException:  # further failures do not matter either
             continue
 
 
@@ -266,7 +266,7 @@ def _definition(name: str) -> re.Pattern[str]:
 
 
 def _first_answer(text: str, definition: re.Pattern[str] | None) -> str:
-    """A continuation up to where it defines the function anew, which base models do again and again."""
+    """Cuts a continuation before it defines the function again, as base models often do."""
     if definition is None or not text.lstrip("\r\n").startswith((" ", "\t")):
         return text
     answer = _ANSWER.search(text)
@@ -282,7 +282,7 @@ def _joined(prompt: str, code: str) -> str:
 
 
 def _blocks(text: str, pattern: re.Pattern[str]) -> list[tuple[str, str]]:
-    """Fenced blocks as (language, code); the last may lack its end."""
+    """Returns fenced blocks as (language, code); the last may lack its closing fence."""
     blocks = []
     opening: re.Match[str] | None = None
     for fence in pattern.finditer(text):
@@ -298,7 +298,7 @@ def _blocks(text: str, pattern: re.Pattern[str]) -> list[tuple[str, str]]:
 
 
 def _dedent(code: str, indent: str) -> str:
-    """As in Markdown: a block's lines lose as much indentation as its fence has, or what they have of it."""
+    """Removes up to as much indentation from each line as the fence has, as in Markdown."""
     if not indent:
         return code
     return re.sub(rf"^[ \t]{{1,{len(indent)}}}", "", code, flags=re.MULTILINE)

@@ -1,10 +1,10 @@
-"""Plain data across a wall of trust: values of known built-in types as one line of JSON text.
+"""Encodes values of known built-in types as one line of JSON text, which may cross a trust boundary.
 
-The side that runs candidate programs encodes, the judging side decodes; nothing but text crosses, so no
-object of a candidate, with whatever methods, ever lives in the judging process. Scalars and lists are
-JSON itself, every other type is a tagged object ``{"t": type, "v": payload}``.
+The side that runs candidate programs encodes, the judging side decodes. Only text crosses, so no object of a
+candidate, with whatever methods, ever exists in the judging process. Scalars and lists are plain JSON; every
+other type is a tagged object ``{"t": type, "v": payload}``.
 
-This file imports the standard library only: it also runs inside the sandbox.
+Standard library only: it also runs inside the sandbox.
 """
 
 import json
@@ -19,18 +19,18 @@ from typing import Any
 TOO_LARGE = "too large"
 MAX_DEPTH = 100
 MAX_NODES = 5_000_000
-# Integers beyond this travel as hexadecimal text: decimal conversion is quadratic and capped by Python.
+# Larger integers are written as hexadecimal text: decimal conversion is quadratic and capped by Python.
 _MAX_DECIMAL_BITS = 1024
-# Ordinary containers have a handful of equal hashes at most; thousands are an attack on the judge's time.
+# Ordinary containers have at most a few equal hashes; thousands are an attack on the judge's time.
 _MAX_EQUAL_HASHES = 64
-# Whether they are what they say does not matter: what crosses is what their `item` returns.
+# Names of numpy's types. A type that only pretends to be one is harmless: only what `item` returns crosses.
 _NUMPY_SCALARS = (
     *("bool_", "bool", "str_", "bytes_", "float16", "float32", "float64", "complex64", "complex128"),
     *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)),
 )
 
-# What values of other types are as data. Subclasses are read by their base's own methods: what one of them
-# says of itself (that it is as long, or equal) does not count, only what it holds.
+# Converts values of other types to data. Subclasses are read with their base's own methods: what counts is
+# what they contain, not what their methods claim (such as a length, or that they are equal).
 _AS_DATA: Mapping[type, Callable[[Any], Any]] = {
     str: str.__str__,
     int: int.__int__,
@@ -63,9 +63,9 @@ def encode(value: Any) -> str:
 
     Args:
         value: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset or dict, nested, and
-            fractions. What equals one of these in Python becomes one: instances of subclasses (named tuples,
-            IntEnum, Counter), Decimal (a fraction), bytearray, the keys of a dict, the standard library's
-            wrappers, numpy's numbers and its arrays of one number.
+            fractions. Values that equal one of these in Python are converted to it: instances of subclasses
+            (named tuples, IntEnum, Counter), Decimal (to a fraction), bytearray, the keys of a dict, the
+            standard library's wrappers, numpy's numbers and its arrays of one number.
 
     Raises:
         NotPlainError: another type, deeper than ``MAX_DEPTH`` or more than ``MAX_NODES`` nodes.
@@ -75,7 +75,7 @@ def encode(value: Any) -> str:
 
 
 def decode(text: str) -> Any:
-    """Rebuilds the value from ``encode``'s text; safe for text of any origin.
+    """Returns the value that ``encode`` wrote; safe for text of any origin.
 
     Raises:
         NotPlainError: the text is malformed, too deep, or built to make hashing slow.
@@ -128,7 +128,7 @@ def _to_json(value: Any, depth: int, budget: list[int]) -> Any:
 
 
 def _as_data(value: Any, kind: type) -> Any:
-    """What a value of another type is as data, one step nearer to a type that crosses."""
+    """Converts a value of another type, by one step towards a type that can be encoded."""
     if kind.__module__ == "numpy":
         return _of_numpy(value, kind)
     for base in kind.__mro__:
@@ -136,7 +136,7 @@ def _as_data(value: Any, kind: type) -> Any:
             return _AS_DATA[base](value)
         if base is Decimal and Decimal.is_finite(value):
             return Fraction(*Decimal.as_integer_ratio(value))
-        if base is Decimal:  # equal to a float, or to nothing
+        if base is Decimal:  # infinity equals a float, and NaN equals nothing
             return float("nan") if Decimal.is_nan(value) else math.copysign(math.inf, Decimal(value))
         if base is Fraction:
             return Fraction(value.numerator, value.denominator)
@@ -152,7 +152,7 @@ def _of_numpy(value: Any, kind: type) -> Any:
         return value[()]
     if kind.__name__ == "ndarray" and value.size == 1:
         return list(value)
-    # Longer arrays have no truth when they are compared, and so equal nothing in evalplus either.
+    # Comparing longer arrays gives no single truth value, so they equal nothing in evalplus either.
     if kind.__name__ == "longdouble" and float(value) == value:
         return float(value)
     raise _unknown(kind)
@@ -198,7 +198,7 @@ def _from_json(node: Any, depth: int) -> Any:
 
 
 def refuse_colliding(keys: Iterable[Any]) -> None:
-    """Refuses keys with many equal hashes: integers can be chosen so, and make building a table quadratic.
+    """Refuses keys with many equal hashes: an attacker can choose such integers to make a dict quadratic.
 
     Raises:
         NotPlainError: there are too many.

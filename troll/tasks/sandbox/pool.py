@@ -129,7 +129,7 @@ def run_batch(
 
 
 def _was_delayed(execution: Execution) -> bool:
-    """Tells whether a timeout may be the machine's fault: it hit the wall limit, or used mostly system time."""
+    """Tells whether a timeout may be the machine's fault: by wall time, or mostly the system's CPU time."""
     return execution.status == "timeout" and (
         execution.detail == _WALL_LIMIT or execution.user_s < execution.cpu_s / 2
     )
