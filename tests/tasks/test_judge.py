@@ -141,6 +141,6 @@ def test_rewards_say_how_many_were_not_compared(monkeypatch, capfd):
 
     right, other = "def f(x):\n    return 2 * x\n", "def f(x):\n    return 2.0 * x\n"
     assert code_rewards([Problem(), Problem()], [right, other]) == [1.0, 0.0]
-    assert "1 of 2 programs count as wrong unseen" in capfd.readouterr().err
+    assert "1 of 2 programs count as wrong without a comparison: input 0" in capfd.readouterr().err
     (verdict,) = verify_code([DOUBLE], [other])
     assert (verdict.status, verdict.detail) == ("incomparable", "input 0 cannot be compared: ValueError")

@@ -1,1 +1,1 @@
-"""What decides whether a completion is right: mathematics through math-verify, code through the sandbox."""
+"""Decides whether completions are right: mathematics with math-verify, code in the sandbox."""

@@ -1,8 +1,8 @@
 """Judges programs by a data set's own tests: MBPP's assertions, Eurus' calls and standard input.
 
-No test runs where the candidate is. Of ``assert f(2) == 4`` only ``f(2)`` is evaluated beside the candidate;
-``4`` is evaluated in a sandbox of its own, and the two are compared elsewhere (``judge.py``), as plain data.
-So a program can neither read an expected value nor forge a verdict.
+No test runs beside the candidate. Of ``assert f(2) == 4`` only ``f(2)`` is evaluated with the candidate;
+``4`` is evaluated separately in the sandbox, and the two are compared elsewhere (``judge.py``), as plain
+data. So a program can neither read an expected value nor forge a verdict.
 """
 
 import ast
@@ -18,7 +18,7 @@ from troll.tasks.sandbox.pool import Execution, Limits, Output, Program, run_bat
 from troll.tasks.verifiers.judge import CodeVerdict, judge_outputs, unfinished
 from troll.tasks.verifiers.references import REFERENCE_TIME_FACTOR
 
-# Names that no candidate has reason to use; redefining it changes nothing, since ours comes last.
+# A name that candidates have no reason to use; defining it is useless, since ours is defined last.
 _PROBE = "troll_evaluate_expression"
 _LIMITS = Limits(cpu_s=6, wall_s=20)
 _REFERENCE_LIMITS = Limits(cpu_s=60, wall_s=300, memory_bytes=2 * 2**30)
@@ -26,7 +26,7 @@ _REFERENCE_LIMITS = Limits(cpu_s=60, wall_s=300, memory_bytes=2 * 2**30)
 
 @dataclass(frozen=True)
 class _Assertions:
-    """A problem's tests: expressions to evaluate beside the candidate, and what they must give."""
+    """A problem's tests: expressions to evaluate with the candidate, and their expected values."""
 
     questions: tuple[str, ...]
     setup: str
@@ -34,12 +34,12 @@ class _Assertions:
     reference_cpu_s: float  # of the reference solution, for all questions
 
     def limits(self) -> Limits:
-        """The default, with room for a program that is a few times slower than the reference."""
+        """Returns the default limits, raised for programs a few times slower than a slow reference."""
         cpu_s = max(_LIMITS.cpu_s, REFERENCE_TIME_FACTOR * self.reference_cpu_s)
         return replace(_LIMITS, cpu_s=cpu_s, wall_s=max(_LIMITS.wall_s, 4 * cpu_s))
 
 
-# Problems come again and again in training.
+# A cache: problems come again and again in training.
 _PREPARED: dict[str, _Assertions] = {}
 
 
@@ -50,9 +50,9 @@ def verify_assertions(
     limits: Limits | None = None,
     workers: int | None = None,
 ) -> list[CodeVerdict]:
-    """Judges completions by the assertions of test_list, after test_setup_code (see `verify_code`).
+    """Judges completions by the assertions in ``test_list``, after ``test_setup_code`` (see `verify_code`).
 
-    Default limits of a program are 6 CPU seconds over all its tests, or four times what the reference takes.
+    By default a program may take 6 CPU seconds over all its tests, or four times those of the reference.
     """
     fields = ("test_list", "test_setup_code", "canonical_solution")
     tests = _prepare([json.dumps([record[field] for field in fields]) for record in records])
@@ -81,7 +81,7 @@ def _program(source: str, setup: str, questions: Sequence[str], limits: Limits |
 
 
 def _prepare(keys: Sequence[str]) -> list[_Assertions]:
-    """The tests of records given as JSON; expected values and references of all new ones run in one batch."""
+    """Returns the tests of records given as JSON; all new expected values and references run in one batch."""
     new = [key for key in dict.fromkeys(keys) if key not in _PREPARED]
     parsed = [_parse(key) for key in new]
     programs = [_program(code, setup, answers, _REFERENCE_LIMITS) for _, answers, setup, code in parsed]
@@ -101,7 +101,7 @@ def _prepare(keys: Sequence[str]) -> list[_Assertions]:
 
 
 def _parse(key: str) -> tuple[list[str], list[str], str, str]:
-    """(what to ask, what it must give, setup, reference solution) of a record's tests."""
+    """Returns (expressions to evaluate, expected values, setup, reference solution) of a record's tests."""
     statements, setup, reference = json.loads(key)
     questions, answers = [], []
     for statement in statements:
@@ -127,9 +127,9 @@ def verify_stdio(
 ) -> list[CodeVerdict]:
     """Judges completions by inputs and outputs, as Eurus-2-RL has them (see `verify_code`).
 
-    Without an entry point a program reads a text and prints one, compared line by line without trailing
-    spaces; with one, the function is called, and tuples count as lists. Limits are for each text or over all
-    calls.
+    Without an entry point, a program reads an input text and prints one, which is compared line by line
+    without trailing spaces, each within ``limits``. With one, the function is called, tuples count as lists,
+    and ``limits`` apply to all calls together.
     """
     programs: list[Program] = []
     judges: list[Callable[[Execution], CodeVerdict]] = []

@@ -1,7 +1,7 @@
-"""Judges function bodies by evalplus-like records: base and plus inputs, the reference's outputs.
+"""Judges code completions; evalplus-like records by their inputs and the outputs of their reference.
 
-Both the reference solution and the candidates run in the sandbox; only encoded inputs go in and only encoded
-outputs come out, and the comparison happens elsewhere, where no candidate's object ever is (``judge.py``).
+The reference and the candidates run in the sandbox: encoded inputs go in, and encoded outputs come out. They
+are compared in another process, which never contains an object of a candidate (``judge.py``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,10 @@ def code_rewards(
             )
     unsure = [verdict.detail for verdict in verdicts if verdict.status == "incomparable"]
     if unsure:
-        say(f"verifier: {len(unsure)} of {len(verdicts)} programs count as wrong unseen: {unsure[0]}")
+        say(
+            f"verifier: {len(unsure)} of {len(verdicts)} programs count as wrong without a comparison: "
+            f"{unsure[0]}"
+        )
     return [float(verdict.passed) for verdict in verdicts]
 
 
@@ -49,18 +52,18 @@ def verify_code(
     workers: int | None = None,
     as_written: bool = False,
 ) -> list[CodeVerdict]:
-    """Judges completions; equal ones of one problem run once.
+    """Judges completions; equal completions of an evalplus-like record run once.
 
     Args:
-        records: one per completion; those with ``test_list`` are judged by their assertions, those with
+        records: one per completion; those with ``test_list`` are judged by `verify_assertions`, those with
             ``outputs`` by `verify_stdio`. All others are evalplus-like, with prompt, entry_point,
             canonical_solution, base_input, plus_input (lists of argument lists) and atol.
         completions: see `troll.tasks.sandbox.extraction.whole_program`.
         limits: of one program over all its inputs; default `troll.tasks.sandbox.pool.Limits`. A program
-            always gets four times the CPU time of its problem's reference.
-        workers: programs in flight.
-        as_written: whether evalplus-like records take a completion, or its fenced block, as it is,
-            without a search for the program in it (`troll.tasks.types.Task`).
+            always gets at least four times the CPU time of its problem's reference.
+        workers: how many programs run at a time.
+        as_written: whether a completion for an evalplus-like record, or its fenced block, is judged as it
+            is, without searching it for the program (see `troll.tasks.types.Task`).
     """
     groups: dict[str, list[int]] = {}
     for number, record in enumerate(records):
@@ -86,7 +89,7 @@ def _verify_evalplus(
     workers: int | None,
     as_written: bool,
 ) -> list[CodeVerdict]:
-    by_id = {id(record): record for record in records}  # often one object many times
+    by_id = {id(record): record for record in records}  # the same object is often given many times
     prepared = {key: read_problem(record) for key, record in by_id.items()}
     problems = [prepared[id(record)] for record in records]
     references = reference_outputs(problems, workers=workers)
@@ -123,12 +126,12 @@ def _verify_evalplus(
 
 
 def _limits_for(limits: Limits, reference: Reference) -> Limits:
-    """Room for a solution a few times slower than the reference, and for outputs twice as long."""
+    """Returns limits that allow four times the reference's CPU time and twice its output."""
     cpu_s = max(limits.cpu_s, REFERENCE_TIME_FACTOR * reference.cpu_s)
     return replace(
         limits,
         cpu_s=cpu_s,
-        # A loaded machine must not turn a slow solution into a wrong one; the clock is for those that sleep.
+        # A slow solution must not fail on a loaded machine; the wall limit is for those that sleep.
         wall_s=limits.wall_s if cpu_s == limits.cpu_s else max(limits.wall_s, 4 * cpu_s),
         output_bytes=max(limits.output_bytes, 2 * sum(len(output.text) + 16 for output in reference.outputs)),
     )

@@ -1,11 +1,11 @@
 """Compares outputs of programs as evalplus does, on plain data only.
 
-The rules are those of ``evalplus.eval.unsafe_execute`` (version 0.3.1): equality, then closeness where
-the problem names an absolute tolerance or the expected output is made of floats. One difference:
-not-a-number equals itself here, while evalplus' answer depends on object identity.
+The rules are those of ``evalplus.eval.unsafe_execute`` (version 0.3.1): equality, or closeness if the problem
+has an absolute tolerance or the expected output consists of floats. One difference: NaN equals itself here,
+while in evalplus this depends on object identity.
 
-Its special rules for problems with more than one right answer go by function name, and hold for HumanEval(+)
-and MBPP(+) only. Where evalplus computes a second answer, its own function is called.
+evalplus' special rules for problems with more than one right answer go by function name, and apply to
+HumanEval(+) and MBPP(+) only. Where evalplus computes a second answer, its own function is called.
 """
 
 import operator
@@ -16,15 +16,15 @@ from typing import Any
 from troll.tasks.sandbox.plain_data import NotPlainError, encode, refuse_colliding
 from troll.tasks.sandbox.program import Output
 
-# evalplus: numpy.allclose's relative tolerance, and the absolute one for floats of problems that name none
+# evalplus' relative tolerance for numpy.allclose, and its absolute one for floats of problems without one
 _RELATIVE_TOLERANCE = 1e-7
 _FLOAT_TOLERANCE = 1e-6
 
 Oracle = Callable[[list[Any], Output, Output, float], bool]
-"""(arguments of the call, output, expected output, tolerance) to right or not."""
+"""Tells from (arguments of the call, output, expected output, tolerance) whether the output is right."""
 
-# evalplus.eval._special_oracle.MBPP_OUTPUT_SET_EQ_TASKS and MBPP_OUTPUT_NOT_NONE_TASKS, repeated here so that
-# training needs no evalplus; a test keeps them equal.
+# Copies of evalplus.eval._special_oracle.MBPP_OUTPUT_SET_EQ_TASKS and MBPP_OUTPUT_NOT_NONE_TASKS, so that
+# training does not need evalplus; a test compares them.
 SET_EQUAL = (
     "similar_elements",
     "find_char_long",
@@ -35,13 +35,13 @@ SET_EQUAL = (
     "find_dissimilar",
     "Diff",
 )
-# A zero is less than 1 + the largest ratio of coefficients; powers of larger integers would take minutes.
+# A root is less than 1 + the largest ratio of coefficients; powers of huge integers would take minutes.
 _MAX_ZERO_BITS = 1024
 OPAQUE_ALLOWED = ("check_str", "text_match_three", "text_starta_endb")
 
 
 def outputs_match(output: Output, expected: Output, tolerance: float) -> bool:
-    """Whether an output counts as the expected one within evalplus' ``atol``; 0 for exact problems."""
+    """Tells whether an output counts as the expected one within evalplus' ``atol`` (0 for exact problems)."""
     return _match(output, expected, lambda value, other: values_match(value, other, tolerance))
 
 
@@ -51,7 +51,7 @@ def equal(output: Output, expected: Output) -> bool:
 
 
 def equal_as_lists(output: Output, expected: Output) -> bool:
-    """Tells whether two outputs are equal where JSON is the measure: tuples count as lists, keys as text."""
+    """Tells whether two outputs are equal as JSON: tuples count as lists, and keys as text."""
     return _match(output, expected, lambda value, other: values_match(_lists(value), _lists(other), 0))
 
 
@@ -80,7 +80,7 @@ def _key(key: Any) -> str:
 
 
 def values_match(value: Any, expected: Any, tolerance: float) -> bool:
-    """`outputs_match` for decoded values."""
+    """Does the same as `outputs_match` for decoded values."""
     if value == expected or _equal_with_nan(value, expected):
         return True
     if tolerance == 0 and _is_floats(expected):
@@ -126,18 +126,18 @@ def _close(value: Any, expected: Any, tolerance: float) -> bool:
 
 
 def special_oracle(dataset: str, entry_point: str) -> Oracle | None:
-    """The special rule for a problem of HumanEval or MBPP, if evalplus has one."""
+    """Returns evalplus' special rule for a problem of HumanEval or MBPP; None if it has none."""
     return _ORACLES[dataset].get(entry_point)
 
 
 def load_second_answers(dataset: str, entry_point: str) -> None:
-    """Imports evalplus where a rule calls it, which takes longer than any comparison may."""
+    """Imports evalplus if the rule calls it: the import takes longer than a comparison may."""
     if dataset == "mbpp" and entry_point in ("surface_Area", "digit_distance_nums"):
         import evalplus.eval._special_oracle  # noqa: F401
 
 
 def _is_zero(arguments: list[Any], output: Output, _: Output, tolerance: float) -> bool:
-    """HumanEval/32: any zero of the polynomial will do."""
+    """Accepts any root of the polynomial (HumanEval/32)."""
     value = _number(output)
     if value is None:
         return False
@@ -175,7 +175,7 @@ def _or_padded_distance(arguments: list[Any], output: Output, expected: Output, 
 
 
 def _same_set(_: list[Any], output: Output, expected: Output, __: float) -> bool:
-    """Order and repetition do not count."""
+    """Ignores order and repetition."""
     try:
         items = list({encode(item): item for item in output.value}.values())
         refuse_colliding(items)
@@ -185,7 +185,7 @@ def _same_set(_: list[Any], output: Output, expected: Output, __: float) -> bool
 
 
 def _same_presence(_: list[Any], output: Output, expected: Output, __: float) -> bool:
-    """Match objects cannot cross the wall; whether there is one can."""
+    """Compares whether there is a match, since match objects cannot leave the sandbox."""
     present = _present(expected)
     if output.kind == "value" and output.text in ("true", "false"):
         return (output.text == "true") == present
@@ -197,7 +197,7 @@ def _present(output: Output) -> bool:
 
 
 def _number(output: Output) -> Any:
-    """The output if it is a real number, else None."""
+    """Returns the output if it is a real number and not NaN, else None."""
     try:
         value = output.value if output.kind == "value" else None
     except NotPlainError:

@@ -1,9 +1,9 @@
-r"""The equality of answers that rewards ask for: math-verify's structures, exact values.
+r"""Compares answers for rewards: with math-verify's rules for structures, but by exact values.
 
-math-verify rounds to six decimals, evaluates differences to 15 digits and cuts small ones off, and takes any
-number that it finds in an answer that it cannot parse. That suits an evaluation of answers in good faith; a
-policy would learn to use it. Here an answer is parsed whole or not at all, decimals are exact fractions, and
-constants agree to 45 significant digits. Runs within the limits of ``math_worker.py``.
+math-verify rounds to six decimals, evaluates differences to 15 digits and drops small ones, and takes any
+number that it finds in an answer that it cannot parse. That suits answers in good faith, but a policy would
+learn to exploit it. Here an answer is parsed whole or not at all, decimals are exact fractions, and constants
+must agree to 45 significant digits. Runs within the limits of ``math_worker.py``.
 """
 
 import functools
@@ -25,9 +25,9 @@ from troll.tasks.verifiers.units import Quantity, conversion, measure, quantity
 
 _DIGITS = 60
 _TOLERANCE = sympy.Rational(1, 10**45)
-# For "approximately", between the sides of an answer such as \sqrt{2} \approx 1.41.
+# Tolerance of "approximately" between the sides of an answer such as \sqrt{2} \approx 1.41.
 _ROUGHLY = sympy.Rational(1, 20)
-# Unlikely roots of anything; of both signs, for absolute values and roots.
+# Values of variables when expressions are compared: unlikely to be roots, and of both signs.
 _POINTS = (sympy.Rational(7393, 5147), sympy.Rational(-5077, 3209), sympy.Rational(2017, 8081))
 # math-verify takes letters at the end for units (pi r^2 h is pi r^2), and capitals for small letters.
 _NORMALIZATION = replace(LatexExtractionConfig().normalization_config, boxed="none", units=False)
@@ -36,7 +36,7 @@ _IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])")
 _SIDES = re.compile(r"(?<![<>!:\\])(=|\\approx(?![a-zA-Z])|\\simeq(?![a-zA-Z])|\\sim(?![a-zA-Z]))")
 _COMMA = re.compile("([,;])")
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt|neq?|in|approx)(?![a-zA-Z])")
-# What no first side has that is a name: a number before an arrow or words, as in 11 \Rightarrow x.
+# A number before an arrow or words, as in 11 \Rightarrow x: such a first side is not a name.
 _CONNECTED = re.compile(
     r"^[+-]?\s*[\d.].*\\(?:text|mbox|mathrm|[a-zA-Z]*arrow|to|implies|iff|therefore|because|mid|mapsto)(?![a-zA-Z])"
 )
@@ -52,10 +52,9 @@ _NAME = re.compile(r"\s*(?:[a-zA-Z]|\\[a-zA-Z]+)(?:_(?:\w|\{\w+\}))?\s*")
 
 
 def equal_answers(reference: str, answer: str) -> bool:
-    """Whether an answer is the reference, the content of its box, in other words.
+    """Tells whether an answer, the content of a box, has the same value as the reference.
 
-    Where that cannot be parsed as mathematics, the answer must be the same text, spaces and typesetting
-    apart.
+    If it cannot be parsed as mathematics, it must be the same text, except for spaces and typesetting.
     """
     reference, answer = respelled(reference), respelled(answer)
     if contradicts(reference, answer):
@@ -71,7 +70,7 @@ def equal_answers(reference: str, answer: str) -> bool:
 
 
 def equal_items(reference: str, answer: str) -> bool:
-    """`equal_answers` for respelled answers that are not lists of several."""
+    """Does the same as `equal_answers` for respelled answers that are not lists."""
     if (same := same_number(reference, answer)) is not None:
         return same
     is_complex = bool(_IMAGINARY.search(reference) or _IMAGINARY.search(answer))
@@ -99,7 +98,7 @@ def equal_items(reference: str, answer: str) -> bool:
 
 
 def _same(reference: str, answer: str, factor: Any, is_complex: bool) -> bool:
-    """Whether the values are equal once the answer is multiplied by a factor."""
+    """Tells whether the values are equal if the answer is multiplied by a factor."""
     parsed = parse(with_percents(answer, keep=False), is_complex)
     if parsed is None or _repeats(reference, answer, parsed):
         return False
@@ -119,23 +118,23 @@ def _same(reference: str, answer: str, factor: Any, is_complex: bool) -> bool:
 
 
 def _readings(text: str, like: str) -> list[Quantity]:
-    """With the unit taken off and, where it might be a product of variables, also as it is."""
+    """Returns an answer without its unit and, if the unit might be a product of variables, also as it is."""
     with_unit = quantity(text, like)
     return [with_unit, Quantity(text, "")] if with_unit.bare else [with_unit]
 
 
 def _turned(parsed: Any) -> list[Any]:
-    """A relation such as 3 > x > 2, which is compared part by part, also from its other end."""
+    """Returns the answer and, since chains such as 3 > x > 2 are compared part by part, a reversed chain."""
     return (
         [parsed, _in_order(parsed, reversed(parsed._unsorted_args))] if isinstance(parsed, And) else [parsed]
     )
 
 
 def _in_order(chain: Any, parts: Iterable[Any]) -> Any:
-    """A chain of relations with its parts in an order of its own.
+    """Returns a copy of a chain of relations, with its parts in another order.
 
-    sympy gives equal chains as one object, on which the last one written leaves its order: what was parsed
-    before would change, and verdicts with it.
+    sympy represents equal chains by one object, which has the order of the last one created: without a copy,
+    chains that were parsed before would change, and with them the verdicts.
     """
     ordered = sympy.Basic.__new__(And, *chain.args)
     ordered._argset, ordered._unsorted_args = chain._argset, list(parts)
@@ -143,7 +142,7 @@ def _in_order(chain: Any, parts: Iterable[Any]) -> Any:
 
 
 def _angles(reference: str, answer: str) -> list[bool]:
-    """Whether degrees that are no unit count as numbers: inside functions, and where both sides have them."""
+    """Returns whether to read degrees as numbers: True in functions or if both have degrees, else both ways."""
     degrees = [r"\circ" in text for text in (reference, answer)]
     if all(degrees) or (any(degrees) and _FUNCTION.search(reference + answer)):
         return [True]
@@ -155,13 +154,13 @@ def _in_radians(text: str) -> str:
 
 
 def _letters(text: str) -> str:
-    """Words without typesetting; empty for none."""
+    """Returns the letters and digits of a text without typesetting, in lower case."""
     text = re.sub(r"\\(?:text|mathrm|textrm|mbox)(?![a-zA-Z])|\\.", "", text)
     return re.sub(r"[\W_]", "", text).casefold()
 
 
 def _without_name(reference: str, answer: str) -> tuple[str, str]:
-    """Without ``x =`` in both, where the reference is such an equation and the answer says nothing else."""
+    """Removes ``x =`` from both if the reference is such an equation and the answer has no other name."""
     name, mark, value = reference.partition("=")
     if not mark or not _NAME.fullmatch(name) or _RELATION.search(value):
         return reference, answer
@@ -172,10 +171,10 @@ def _without_name(reference: str, answer: str) -> tuple[str, str]:
 
 
 class _Parser(_Latex2Sympy):
-    """What stands side by side is a product. latex2sympy adds numbers, as of 2 1/2, so that 3(4) is 7."""
+    """Reads neighbours as a product; latex2sympy adds numbers, as in 2 1/2, and so reads 3(4) as 7."""
 
     def convert_postfix_list(self, arr: list[Any], i: int = 0) -> Any:
-        """The product from the part at i on."""
+        """Returns the product of the parts from index i on."""
         parts = [self.convert_postfix(part) for part in arr[i:]]
         if any(isinstance(part, list) for part in parts):  # a derivative
             return super().convert_postfix_list(arr, i)
@@ -191,11 +190,11 @@ class _Parser(_Latex2Sympy):
 
 @functools.lru_cache(maxsize=1024)
 def parse(text: str, is_complex: bool) -> Any | None:
-    """A respelled answer as a sympy object; None where the parser does not read all of it."""
+    """Returns a respelled answer as a sympy object; None if the parser does not read all of it."""
     try:
         plain = normalize_latex(text, config=_NORMALIZATION)
         parsed = _Parser(is_real=not is_complex, config=_CONVERSION).parse(plain)
-    except Exception:  # it has no type of its own for what it cannot read
+    except Exception:  # the parser has no exception type of its own
         return None
     if isinstance(parsed, And):
         return _in_order(parsed, parsed._unsorted_args)
@@ -206,7 +205,7 @@ def parse(text: str, is_complex: bool) -> Any | None:
 
 
 def equal_values(left: Any, right: Any) -> bool:
-    """Whether two expressions or matrices have the same value, at every point."""
+    """Tells whether two expressions or matrices have the same value at every point."""
     if isinstance(left, sympy.MatrixBase) or isinstance(right, sympy.MatrixBase):
         left, right = left.doit(), right.doit()
         return left.shape == right.shape and all(map(equal_values, left.flat(), right.flat()))
@@ -220,43 +219,43 @@ def equal_values(left: Any, right: Any) -> bool:
     letters = sorted(left.free_symbols | right.free_symbols, key=str)
     close = []
     for shift in range(len(_POINTS) if letters else 1):
-        # each letter gets another point, and both signs
+        # each letter gets a different value, over the shifts with both signs
         point = {letter: _POINTS[(k + shift) % 3] + k for k, letter in enumerate(letters)}
         close.append(_close(left.subs(point), right.subs(point), _TOLERANCE))
     if any(agree is False for agree in close):
         return False
     if all(close):
-        # Of 10^{100} and 10^{100} + 1, which agree to more digits than are computed.
+        # 10^{100} and 10^{100} + 1 agree to more digits than are computed.
         difference = left - right
         return not difference.is_Rational or bool(difference.is_zero)
     return bool(sympy.simplify(left - right).is_zero)
 
 
 def _close(left: Any, right: Any, tolerance: Any) -> bool | None:
-    """Whether two constants agree; None where that is not to be decided in numbers."""
+    """Tells whether two constants agree; None if numerical values cannot decide it."""
     left, right = sympy.N(left, _DIGITS), sympy.N(right, _DIGITS)
     if not (left.is_number and right.is_number and left.is_finite and right.is_finite):
         return None
     scale = max(abs(left), abs(right))
-    if scale < _TOLERANCE:  # perhaps a zero that was not recognised
+    if scale < _TOLERANCE:  # may be exactly zero
         return None
     return bool(abs(left - right) <= tolerance * scale)
 
 
 def _exact(value: Any) -> Any:
-    """Decimals as fractions."""
+    """Replaces decimals with fractions."""
     decimals = value.atoms(sympy.Float)
     return value.xreplace({item: sympy.Rational(str(item)) for item in decimals}) if decimals else value
 
 
 @contextmanager
 def _exactly() -> Iterator[None]:
-    """math-verify compares numbers and expressions, also within sets and relations, by `equal_values`."""
+    """Makes math-verify compare numbers and expressions by `equal_values`, also in sets and relations."""
     numeric: Callable[..., bool] = grader.sympy_numeric_eq
     symbolic: Callable[..., bool] = grader.sympy_symbolic_eq
     names: Callable[..., bool] = grader.sympy_compare_symbols
     grader.sympy_numeric_eq = lambda left, right, *_: equal_values(left, right)
-    grader.sympy_symbolic_eq = lambda left, right: False  # all is decided above
+    grader.sympy_symbolic_eq = lambda left, right: False  # `equal_values` has decided already
     grader.sympy_compare_symbols = equal_values  # AB is not ab, nor E Euler's number
     try:
         yield
@@ -266,9 +265,9 @@ def _exactly() -> Iterator[None]:
 
 
 def _last_side(reference: str, answer: str, is_complex: bool) -> str | None:
-    r"""The side of ``x = 3 + 4 = 7`` that answers; None if two sides are different constants.
+    r"""Returns the last side of ``x = 3 + 4 = 7``; None if two sides are different constants.
 
-    None, too, where something stands between that is not a side: ``x = 11 \Rightarrow x = 12`` is not 12.
+    Also None if anything between is not a side: ``x = 11 \Rightarrow x = 12`` is not 12.
     """
     sides = split(answer, _SIDES)
     if len(sides) == 1 or (_RELATION.search(reference) and len(sides) == 3):
@@ -291,7 +290,7 @@ def _last_side(reference: str, answer: str, is_complex: bool) -> str | None:
     others = [k for k, side in enumerate(parsed[:-1]) if k and not isinstance(side, sympy.Expr)]
     if not all(_same(values[k], values[k + 1], 1, is_complex) for k in others):
         return None
-    last = None  # the constant that all sides after it are
+    last = None  # the latest constant, which all later sides must equal
     exact = True
     for k, (side, mark) in enumerate(zip(parsed, ["=", *marks], strict=True)):
         constant = _constant(side)
@@ -308,18 +307,18 @@ def _last_side(reference: str, answer: str, is_complex: bool) -> str | None:
 
 
 def _same_solutions(reference: str, answer: str) -> bool:
-    """Whether inequalities, sets or several of them describe the same numbers."""
+    """Tells whether (lists of) inequalities or sets describe the same numbers."""
     singles = all(sum(map(len, groups(text))) == 1 for text in (reference, answer))
     if singles and not _MEMBER.search(reference + answer):
-        return False  # they are compared as they are
+        return False  # compared elsewhere, as they are
     ours, theirs = _solutions(reference), _solutions(answer)
-    if ours is None or theirs is None or not (not ours[0] or not theirs[0] or ours[0] == theirs[0]):
+    if ours is None or theirs is None or (ours[0] and theirs[0] and ours[0] != theirs[0]):
         return False
     return bool(ours[1] == theirs[1] or ours[1].symmetric_difference(theirs[1]).is_empty)
 
 
 def _solutions(text: str) -> tuple[set[sympy.Symbol], sympy.Set] | None:
-    """The letter of inequalities and the numbers that solve them; None for anything else."""
+    """Returns the variable of inequalities and the numbers that solve them; None for anything else."""
     letters: set[sympy.Symbol] = set()
     solutions = []
     for group in groups(text):
@@ -338,8 +337,7 @@ def _solutions(text: str) -> tuple[set[sympy.Symbol], sympy.Set] | None:
 
 def _solution(parsed: Any) -> Any:
     if isinstance(parsed, sympy.Eq):
-        sides = parsed.lhs, parsed.rhs
-        return sides[1] if isinstance(sides[1], sympy.Set) else sympy.FiniteSet(sides[1])
+        return parsed.rhs if isinstance(parsed.rhs, sympy.Set) else sympy.FiniteSet(parsed.rhs)
     if isinstance(parsed, sympy.Expr) and parsed.is_number:
         return sympy.FiniteSet(parsed)
     try:
@@ -349,7 +347,7 @@ def _solution(parsed: Any) -> Any:
 
 
 def _side(text: str, is_complex: bool) -> Any | None:
-    """A side of an equation in units of its own, if it has one."""
+    """Parses a side of an equation, in base units if it has a unit."""
     value, unit, _ = quantity(text)
     found = parse(with_percents(_in_radians(value), keep=False), is_complex)
     known = measure(unit) if unit and isinstance(found, sympy.Expr) else None
@@ -363,7 +361,7 @@ def _constant(parsed: Any | None) -> Any | None:
 
 
 def _repeats(reference: str, answer: str, parsed: Any) -> bool:
-    """Whether a list such as ``5, 5`` would pass for the one value 5."""
+    """Tells whether an answer is a list such as ``5, 5``, which would otherwise equal the single value 5."""
     return (
         isinstance(parsed, sympy.FiniteSet)
         and len(parsed.args) == 1

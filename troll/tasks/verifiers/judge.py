@@ -1,9 +1,9 @@
-"""Compares outputs of programs in a process with limits of its own, and says why where it cannot.
+"""Compares outputs of programs in a worker process with limits of its own.
 
-A program returns what it likes: values that take gigabytes once decoded, integers whose powers take minutes.
-So this process only compares texts. What differs as text is decoded and compared in another
-(``judge_worker.py``), within the program's own limit of CPU time; whatever goes wrong there is that
-program's verdict, with the reason. No candidate ever runs in it.
+A program may return anything: values that take gigabytes once decoded, integers whose powers take minutes.
+So this process only compares texts. Outputs that differ as text are decoded and compared in a worker
+(``judge_worker.py``), within the program's own limit of CPU time; a failure there is that program's verdict,
+with the reason. No candidate ever runs in the worker.
 """
 
 import os
@@ -18,12 +18,12 @@ from troll.tasks.sandbox.program import Execution, Output
 from troll.tasks.verifiers.worker import EndError, Worker
 
 Rule = Literal["evalplus", "exact", "lists"] | tuple[str, str]
-"""``evalplus`` (its rule for all problems), ``exact`` (equality), ``lists`` (tuples count as lists), or (data
-set, entry point) of one of evalplus' special rules."""
+"""``evalplus`` (its general rule), ``exact`` (equality), ``lists`` (tuples count as lists), or (data set,
+entry point) for one of evalplus' special rules."""
 
 _START_S = 60.0
 _LEAST_CPU_S = 1.0
-_WALL_FACTOR, _WALL_S = 20.0, 10.0  # a loaded machine must not turn a slow comparison into a failed one
+_WALL_FACTOR, _WALL_S = 20.0, 10.0  # generous: a slow comparison on a loaded machine must not fail
 
 
 Status = Literal[
@@ -33,23 +33,23 @@ Status = Literal[
 
 @dataclass(frozen=True)
 class CodeVerdict:
-    """What became of one completion of a code problem."""
+    """The verdict on one completion of a code problem."""
 
-    base: bool  # all base inputs gave the expected outputs
-    plus: bool  # all plus inputs did
-    # ``passed`` when both; otherwise what went wrong first, in input order. ``incomparable``: an output could
+    base: bool  # whether all base inputs gave the expected outputs
+    plus: bool  # whether all plus inputs did
+    # ``passed`` if both; otherwise what went wrong first, in input order. ``incomparable``: an output could
     # not be compared with the expected one within the program's limits
     status: Status
-    detail: str = ""  # a few words more
+    detail: str = ""  # the cause, in a few words
 
     @property
     def passed(self) -> bool:
-        """Base and plus both passed."""
+        """Whether base and plus both passed."""
         return self.base and self.plus
 
 
 def unfinished(execution: Execution, base: bool = False, plus: bool = False) -> CodeVerdict:
-    """The verdict on a program that did not return all its outputs."""
+    """Returns the verdict on a program that did not return all its outputs."""
     status: Status = "crash" if execution.status == "finished" else execution.status
     return CodeVerdict(base, plus, status, execution.detail)
 
@@ -64,13 +64,13 @@ def judge_outputs(
     cpu_s: float,
     base_count: int | None = None,
 ) -> CodeVerdict:
-    """The verdict on a program that was called; the first ``base_count`` calls are base, the others plus.
+    """Returns the verdict on a program; its first ``base_count`` calls are base, the others plus.
 
-    Without that number, all are both. For the other arguments see `compare`.
+    Without ``base_count``, all calls are both. For the other arguments see `compare`.
     """
     outputs = execution.outputs
     if execution.status in ("infrastructure", "rejected"):
-        # Whoever wrote more than the runner asked for has shown what it is after, whatever would match.
+        # A program that wrote more than its results may be forging them, so nothing that matches counts.
         return unfinished(execution)
     comparison = compare(outputs, expected, rule=rule, tolerance=tolerance, arguments=arguments, cpu_s=cpu_s)
     matched = comparison.matched + [False] * (len(expected) - len(outputs))
@@ -92,10 +92,10 @@ def judge_outputs(
 
 @dataclass
 class Comparison:
-    """What came out."""
+    """The result of comparing outputs."""
 
     matched: list[bool]  # whether each output counts as the expected one
-    # why outputs could not be compared, by their number; they count as not matched
+    # why outputs could not be compared, by index; they count as not matched
     reasons: dict[int, str] = field(default_factory=dict)
 
 
@@ -108,7 +108,7 @@ def compare(
     arguments: Sequence[Any] | None = None,
     cpu_s: float = _LEAST_CPU_S,
 ) -> Comparison:
-    """Compares outputs of one program with the expected ones, in ``cpu_s`` CPU seconds, one at least."""
+    """Compares outputs of one program with the expected ones, within ``cpu_s`` CPU seconds (at least one)."""
     result = Comparison(
         [
             output.text == reference.text and output.kind == reference.kind == "value"
@@ -140,7 +140,7 @@ _lock = threading.Lock()
 
 
 def _judge(question: dict[str, Any]) -> list[bool | str]:
-    """The answers to all pairs. One that ends the process is not compared again, nor are those after it."""
+    """Returns the answers to all pairs; if a pair ends the worker, it and all later ones get the reason."""
     global _worker
     answers: list[bool | str] = []
     with _lock:

@@ -1,7 +1,7 @@
-"""A process that compares outputs: a JSON question per line in, true, false or a reason per pair out.
+"""A worker process that compares outputs of programs; see ``judge.py``.
 
-See ``judge.py``. It bounds its own memory and CPU time: the timer's signal ends the process, whatever it is
-doing.
+It reads a JSON question per line and writes true, false or a reason for each of its pairs. It limits its own
+memory and CPU time: the timer's signal ends the process, whatever it is doing.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ _MEMORY_BYTES = 4 * 2**30  # expected outputs of public problems may be long
 
 
 def main() -> None:
-    """Serves questions until the input ends."""
+    """Answers questions until the input ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints must not look like an answer
+    os.dup2(2, 1)  # what a library prints must not look like an answer
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     gc.disable()  # plain data holds no cycles
@@ -61,7 +61,7 @@ def _rule(rule: str | list[str], tolerance: float) -> Callable[[str | None, Outp
 def _answer(match: Callable[..., bool], arguments: Any, output: list[Any], expected: list[Any]) -> bool | str:
     try:
         return bool(match(arguments, Output(*output), Output(*expected)))
-    except Exception as error:  # an exception is this output's verdict, not the end of all
+    except Exception as error:  # an exception is this output's verdict; the others go on
         return f"cannot be compared: {type(error).__name__}"
 
 

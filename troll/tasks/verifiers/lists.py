@@ -1,7 +1,7 @@
-r"""Answers of several values: alternatives, solutions with names, systems.
+r"""Compares answers that consist of several values: alternatives, named solutions, systems.
 
-Every value counts: ``x = 11 \text{ or } x = 12`` is not 12. Values with different names (``x=1, y=2``) stand
-for their tuple in the order of the names; those of one name or of none are compared in any order.
+Every value counts: ``x = 11 \text{ or } x = 12`` is not 12. Values with different names (``x=1, y=2``) are a
+tuple in the order of the names; values with the same name or none are compared in any order.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 Same = Callable[[str, str], bool]
-"""(reference, answer) to equal or not, for answers without outer commas."""
+"""Tells whether (reference, answer) are equal, for answers without outer commas."""
 
 _BRACKETS = re.compile(
     r"\\begin(?![a-zA-Z])|\\end(?![a-zA-Z])|\\[lr](?:floor|ceil|brace|brack|angle|paren)(?![a-zA-Z])|\\.|[()\[\]{}]",
@@ -39,14 +39,14 @@ _INDEX = re.compile(r"_(?:\{[^{}]*\}|\w)|'+$")
 
 
 class Item(NamedTuple):
-    """One value of a list, and the name it goes by; empty for none."""
+    """One value of a list and its name, which is empty if it has none."""
 
     name: str
     value: str
 
 
 def split(text: str, mark: re.Pattern[str]) -> list[str]:
-    """Splits at the marks outside of brackets."""
+    """Splits at the marks outside of brackets; returns parts and marks in turn."""
     brackets = list(_depths(text))
     start, at, depth, parts = 0, 0, 0, list[str]()
     for match in mark.finditer(text):
@@ -60,7 +60,7 @@ def split(text: str, mark: re.Pattern[str]) -> list[str]:
 
 
 def _depths(text: str) -> Iterator[tuple[int, int]]:
-    """Where brackets end, and how many are open from there on."""
+    """Yields the end of each bracket and the number of brackets that are open from there on."""
     depth = 0
     for match in _BRACKETS.finditer(text):
         token = match[0]
@@ -71,7 +71,7 @@ def _depths(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _without(opened: str, closed: str, text: str) -> str | None:
-    """What is between two brackets that enclose all; None if they do not."""
+    """Returns what is between two brackets that enclose the whole text; None if they do not."""
     text = text.strip()
     if not (text.startswith(opened) and text.endswith(closed)):
         return None
@@ -80,9 +80,9 @@ def _without(opened: str, closed: str, text: str) -> str | None:
 
 
 def same_list(reference: str, answer: str, same: Same) -> bool | None:
-    """Whether two respelled answers are lists of the same values.
+    """Tells whether two respelled answers are lists of the same values.
 
-    None where `same` has to decide on the whole texts: neither is a list, or one is a set or tuple.
+    Returns None if `same` has to compare the whole texts: neither is a list, or one is a set or tuple.
     """
     ours, theirs = _items(reference), _items(answer)
     named, other_names = _by_name(ours), _by_name(theirs)
@@ -109,17 +109,17 @@ def same_list(reference: str, answer: str, same: Same) -> bool | None:
 
 
 def is_relational(text: str) -> bool:
-    """Whether there is an inequality, or membership in a set."""
+    """Tells whether a text contains an inequality or membership in a set."""
     return _INEQUALITY.search(text) is not None
 
 
 def groups(text: str) -> list[list[str]]:
-    """The alternatives of an answer, and what holds together in each of them."""
+    """Returns the alternatives of an answer, each as a list of the parts that hold together."""
     text = _EITHER.sub(" ", text).strip()
-    if not _THOUSANDS.fullmatch(text):
-        text = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text) if ", " in text else text
-    else:
+    if _THOUSANDS.fullmatch(text):
         return [[text]]
+    if ", " in text:
+        text = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
     return [[part.strip() for part in split(group, _AND)[::2]] for group in split(text, _OR)[::2]]
 
 
@@ -138,7 +138,7 @@ def _items(text: str) -> list[Item]:
 
 
 def _item(text: str, several: bool) -> list[Item]:
-    r"""A value, or those of ``(x,y) = (1,2)``, or the two of ``x = 1 \pm 2``."""
+    r"""Returns the value of a part, or the values of ``(x,y) = (1,2)`` or of ``x = 1 \pm 2``."""
     left, *rest = (part.strip() for part in split(text, _EQUALS))
     if not rest or not left or _INEQUALITY.search(text):
         return _both_signs("", text)
@@ -176,23 +176,23 @@ def _squeezed(name: str) -> str:
 
 
 def _inside(text: str) -> list[str]:
-    """The parts of a tuple; empty for anything else."""
+    """Returns the parts of a tuple; empty for anything else."""
     inner = _without("(", ")", text)
     parts = [part.strip() for part in split(inner, _COMMA)[::2]] if inner else []
     return parts if len(parts) > 1 else []
 
 
 def _in_order(items: Sequence[Item], text: str) -> list[str]:
-    """The values of a tuple or list; empty where they have names or no order."""
+    """Returns the values of a tuple or list; empty if they have names or no order."""
     if any(item.name for item in items) or text.strip().startswith(r"\{"):
         return []
     return _inside(items[0].value) if len(items) == 1 else [item.value for item in items]
 
 
 def _by_name(items: Sequence[Item]) -> dict[str, str]:
-    """Values by name; empty unless all have a name of their own. Letters are in the order of the alphabet.
+    """Returns values by name, letters in alphabetical order; empty unless all have different names.
 
-    Names that differ in their index only, as those of two roots, are one.
+    Names that differ only in their index, as those of two roots, are the same.
     """
     names = {_INDEX.sub("", item.name) for item in items}
     if len(items) < 2 or "" in names or len(names) < len(items):
@@ -203,7 +203,7 @@ def _by_name(items: Sequence[Item]) -> dict[str, str]:
 
 
 def _by_index(items: Sequence[Item]) -> list[str]:
-    """The values of ``x_1 = 1, x_2 = 2`` in the order of the indices; empty for anything else."""
+    """Returns the values of ``x_1 = 1, x_2 = 2`` in the order of the indices; empty for anything else."""
     names = {item.name for item in items}
     one_letter = len({_INDEX.sub("", name) for name in names}) == 1
     if not one_letter or len(names) < len(items) or not all(map(_INDEX.search, names)):

@@ -1,15 +1,15 @@
 r"""Judges answers in ``\boxed{}``.
 
 The last box of a completion is compared with the reference answer. A completion without a box is wrong. There
-are two standards. Evaluation compares by math-verify as published
-(https://github.com/huggingface/Math-Verify), so that its figures are comparable with those of others. Rewards
-ask for the exact value of the whole answer, since a policy learns whatever math-verify lets pass. References
-in scientific notation (``4.5e33``), which math-verify reads as multiples of e, get the standard of rewards in
-both.
+are two standards. Evaluation uses math-verify as published (https://github.com/huggingface/Math-Verify), so
+that results are comparable with published ones. Rewards require the exact value of the whole answer, since a
+policy learns to exploit whatever math-verify accepts. For references in scientific notation (``4.5e33``),
+which math-verify reads as multiples of e, both use the standard of rewards.
 
-math-verify runs in processes of its own (``math_worker.py``), each bounded in memory and in the CPU time of a
-comparison, so that a busy machine turns no right answer into a wrong one. Its own timeouts are signals that
-Python handles, which work in the main thread only and cannot interrupt a long operation on huge numbers.
+math-verify runs in worker processes (``math_worker.py``), each limited in memory and in CPU time per
+comparison, so that right answers do not count as wrong on a busy machine. math-verify's own timeouts are
+signals handled in Python, which work in the main thread only and cannot interrupt a long operation on huge
+numbers.
 """
 
 import functools
@@ -31,17 +31,17 @@ Standard = Literal["evaluation", "reward"]
 MathStatus = Literal["passed", "wrong", "timeout", "crash"]
 
 TIMEOUT_S = 5.0  # math-verify's own default per operation
-# A comparison that waits for a core may take this much longer than its CPU time; then something is wrong.
+# Wall time of a comparison per second of its CPU limit: it may have to wait for a core, but a hang must end.
 _WALL_FACTOR = 24.0
-_START_S = 60.0  # importing sympy on a loaded machine
+_START_S = 60.0  # enough to import sympy on a loaded machine
 _CACHE_SIZE = 100_000
-# Longer answers are no answers, and parsing is not linear.
+# Longer answers count as wrong, since parsing takes more than linear time.
 _MAX_ANSWER_CHARACTERS = 2_000
 _INTEGER = re.compile(r"[+-]?[0-9]{1,1000}")
-# The answer stands at the end; what a policy repeats without end before it is not searched.
+# The answer is at the end; what a policy repeats endlessly before it is not searched.
 _MAX_SEARCHED_CHARACTERS = 200_000
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-# An escaped character, which is no brace, or a brace.
+# An escaped character, which is not a brace, or a brace.
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
@@ -64,13 +64,14 @@ def judge_math(
     Args:
         answers: reference answers (the content of the box, without ``\boxed{}``).
         completions: texts, one per answer.
-        standard: ``evaluation`` is math-verify as published, ``reward`` the exact value; see above.
-        timeout_s: CPU seconds for one comparison; beyond, the worker is killed and the status is ``timeout``.
-        extraction: ``box`` is the convention above. With ``text`` everything is left to math-verify: it
-            looks for an answer anywhere in the completion, and decides all pairs itself.
+        standard: ``evaluation`` (math-verify as published) or ``reward`` (the exact value); see the module.
+        timeout_s: CPU seconds for one comparison; a worker that exceeds them is killed, and the status is
+            ``timeout``.
+        extraction: ``box`` compares the last box. ``text`` leaves everything to math-verify, which searches
+            the whole completion for an answer and decides all pairs itself.
 
     Returns:
-        One status per completion; ``crash`` means that math-verify's process died on it (out of memory).
+        One status per completion; ``crash`` means that the worker died (out of memory).
     """
     pairs = [
         ("text", answer.strip(), completion)
@@ -80,16 +81,16 @@ def judge_math(
     ]
     different = {pair for pair in pairs if pair is not None}
     verdicts = {pair: status for pair in different if (status := _quick(*pair)) is not None}
-    # Side by side, pairs with one reference share its parsed form in the worker.
+    # Sorted, so that neighbours with the same reference share its parsed form in the worker.
     if hard := sorted(different - verdicts.keys()):
         verdicts |= _pool().judge(hard, timeout_s)
     return ["wrong" if pair is None else verdicts[pair] for pair in pairs]
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last complete ``\boxed{...}`` or ``\fbox{...}``, braces balanced; None if none.
+    r"""Returns the content of the last ``\boxed{...}`` or ``\fbox{...}`` with balanced braces; None if none.
 
-    Takes time linear in the text, and looks at its last 200,000 characters only.
+    Takes linear time, and searches only the last 200,000 characters.
     """
     text = text[-_MAX_SEARCHED_CHARACTERS:]
     starts = {match.end() for match in _BOX.finditer(text)}
@@ -116,7 +117,7 @@ def _boxed_pair(standard: Standard, answer: str, completion: str) -> _Pair | Non
 
 
 def _quick(standard: str, answer: str, box: str) -> MathStatus | None:
-    """Decides pairs that need no algebra; None for the others."""
+    """Decides pairs that need no algebra; returns None for the others."""
     if standard == "text":
         return None
     if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(box):
@@ -130,20 +131,20 @@ def _quick(standard: str, answer: str, box: str) -> MathStatus | None:
 
 
 class _Pool:
-    """Workers that outlive a batch, since importing sympy takes longer than most batches."""
+    """Worker processes that outlive a batch, since importing sympy takes longer than most batches."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._workers: list[Worker] = []  # those that wait
+        self._workers: list[Worker] = []  # the idle ones
         self._cache: OrderedDict[tuple[_Pair, float], MathStatus] = OrderedDict()
         self._lock = threading.Lock()
 
     def judge(self, pairs: Sequence[_Pair], timeout_s: float) -> dict[_Pair, MathStatus]:
-        """The verdicts on pairs that differ."""
+        """Returns the verdicts on pairs, each of which is given once."""
         with self._lock:
             known = {pair: self._cache[pair, timeout_s] for pair in pairs if (pair, timeout_s) in self._cache}
             new = [pair for pair in pairs if pair not in known]
-            # A worker for every eight comparisons: starting one costs about as much as a hundred.
+            # One worker per eight comparisons: starting one costs about as much as a hundred comparisons.
             workers = max(1, len(self._workers), min(self._size, (len(new) + 7) // 8))
             with ThreadPoolExecutor(workers) as threads:
                 statuses = threads.map(self._compare, new, repeat(timeout_s))

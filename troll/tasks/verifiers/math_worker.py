@@ -1,10 +1,11 @@
-r"""A process that compares answers: [CPU seconds, standard, reference, answer] per line in, a verdict out.
+r"""A worker process that compares mathematical answers.
 
-The standard says how: ``reward`` by exact value (``equality.py``), ``evaluation`` by math-verify as
-published, ``text`` likewise, where the answer is somewhere in a whole text. The verdict is true or false.
+It reads [CPU seconds, standard, reference, answer] per line and writes the verdict, true or false. The
+standard is ``reward`` (exact value, ``equality.py``), ``evaluation`` (math-verify as published) or ``text``
+(the same, with the answer somewhere in a whole text).
 
-It bounds its own memory and CPU time, since ``9^{9^{9}}`` is a short answer: the timer's signal ends the
-process, whatever it is doing.
+It limits its own memory and CPU time, since answers as short as ``9^{9^{9}}`` take too much: the timer's
+signal ends the process, whatever it is doing.
 """
 
 import contextlib
@@ -24,9 +25,9 @@ _MEMORY_BYTES = 2 * 2**30
 
 
 def main() -> None:
-    """Serves pairs until the input ends."""
+    """Compares pairs until the input ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints must not look like an answer
+    os.dup2(2, 1)  # what a library prints must not look like an answer
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
     from troll.tasks.verifiers.equality import equal_answers
@@ -53,7 +54,7 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         try:
             verdict = equal(standard, reference, text)
-        except Exception:  # no answer may end the process; it is wrong, as for math-verify
+        except Exception:  # an answer that fails is wrong, as for math-verify, and must not end the process
             verdict = False
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(verdict), file=answers, flush=True)

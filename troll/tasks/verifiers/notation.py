@@ -1,8 +1,8 @@
-r"""Reads and respells the notations of an answer: the part of judging mathematics that needs no algebra.
+r"""Reads and normalises the notation of answers: the part of judging mathematics that needs no algebra.
 
-`number` gives the exact value of an answer that is one number, however it is written; `respelled` writes an
-answer so that a parser of LaTeX reads all of it; `contradicts` finds what such a parser passes over and a
-reader would not. The rules hold for rewards; see ``docs/algorithms.md``, "Rewards of mathematics".
+`number` returns the exact value of an answer that is one number in any notation; `respelled` rewrites an
+answer so that a LaTeX parser reads all of it; `contradicts` finds differences that such a parser ignores and
+a reader would not. These are rules for rewards; see ``docs/algorithms.md``, "Rewards of mathematics".
 """
 
 import functools
@@ -20,11 +20,11 @@ from troll.tasks.verifiers.units import (
     with_signs,
 )
 
-# Longer answers are left as they are: some patterns take quadratic time, and Python reads no integer of more
-# than 4,300 digits. Numbers are read outside of any limit of time, so theirs is shorter.
+# Longer answers are not rewritten: some patterns take quadratic time, and Python reads no integer of more
+# than 4,300 digits. Numbers are read without a time limit, so their limit is lower.
 _MAX_CHARACTERS = 2_000
 _MAX_NUMBER_CHARACTERS = 300
-# Beyond, 10**exponent is no answer but a bomb.
+# Beyond, 10**exponent is not an answer but an attack on time and memory.
 _MAX_EXPONENT = 5_000
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎", "0123456789+-()")
@@ -58,21 +58,21 @@ _NUMBER = re.compile(
     rf"|(?:\\frac\{{([+-]?{_DECIMAL})\}}\{{({_DECIMAL})\}}|({_DECIMAL})/({_DECIMAL})))(\\?%)?"
 )
 _SCIENTIFIC = re.compile(rf"[+-]?{_DECIMAL}\s*\\(?:times|cdot)\s*{_POWER_OF_TEN}")
-_SIDE_BY_SIDE = re.compile(r"(?<![a-z]\^)[\d.] +[\d.]")  # but \sin^2 30
+_SIDE_BY_SIDE = re.compile(r"(?<![a-z]\^)[\d.] +[\d.]")  # allows \sin^2 30
 
 
 def with_powers_of_ten(text: str) -> str:
-    r"""``4.5e33`` as ``4.5\times 10^{33}``, which math-verify would read as 4.5 times e times 33."""
+    r"""Rewrites ``4.5e33`` as ``4.5\times 10^{33}``: math-verify would read it as 4.5 times e times 33."""
     return _E.sub(r"\1\\times 10^{\2}", text)
 
 
 def _plain(bold: re.Match[str]) -> str:
-    """What was in bold, as text if it is words."""
+    """Returns what was in bold, as text if it is words."""
     return rf"\text{{{bold[1]}}}" if re.fullmatch(r"[A-Za-z][A-Za-z ]+", bold[1]) else bold[1]
 
 
 def _unwrapped(text: str) -> str:
-    """What is between braces that enclose all."""
+    """Removes braces that enclose the whole text."""
     text = text.strip()
     while re.fullmatch(r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}", text):
         text = text[1:-1].strip()
@@ -85,19 +85,19 @@ def _in_base(match: re.Match[str]) -> str:
 
 
 def _mixed(number: re.Match[str]) -> str:
-    """``2 1/4`` as a sum; not ``1 000/3``, nor 2 times three halves."""
+    """Rewrites ``2 1/4`` as a sum, but not ``1 000/3`` or 2 times three halves."""
     whole, above, below = number.groups()
     return rf"({whole}+\frac{{{above}}}{{{below}}})" if int(above) < int(below) else number[0]
 
 
 def _braced(match: re.Match[str]) -> str:
-    r"""``\frac12`` and ``\frac n 2`` with braces."""
+    r"""Adds the braces to ``\frac12`` and ``\frac n 2``."""
     above, below = (match[1], match[2]) if match[1] else (match[3], match[4])
     return rf"\frac{{{above.strip('{}')}}}{{{below.strip('{}')}}}"
 
 
 def _repeating(match: re.Match[str]) -> str:
-    r"""0.1(6) as ``\frac{15}{90}``."""
+    r"""Rewrites 0.1(6) as ``\frac{15}{90}``."""
     return _with_period(match[1] or "0", match[2], match[3])
 
 
@@ -107,7 +107,7 @@ def _with_period(whole: str, start: str, period: str) -> str:
 
 
 def _with_dots(match: re.Match[str]) -> str:
-    """0.333... as a repeating decimal, where a period is to be seen: one digit thrice, or more twice."""
+    """Rewrites 0.333... as a repeating decimal if a period shows: one digit three times, or several twice."""
     whole, digits = match[1] or "0", match[2]
     for length in range(1, len(digits) // 2 + 1):
         period = digits[-length:]
@@ -186,7 +186,7 @@ _STEPS: tuple[Callable[[str], str], ...] = (
     lambda text: text.strip(" ,;"),
     # Numbers.
     _sub(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d| \d)", lambda number: number[0].replace(" ", "")),
-    # Not the sign of programs for "unequal".
+    # A factorial before "=", which is not the operator "!=".
     _sub(r"(?<=[\d)])!=", "! ="),
     _sub(r"(?<![\d.,^_}\\])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", _mixed),
     _sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
@@ -218,7 +218,7 @@ _STEPS: tuple[Callable[[str], str], ...] = (
     _sub(r"\\\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid(?![a-zA-Z])|\||:)([^{}]*)\\\}", r"\1"),
     _sub(r"\\varnothing", r"\\emptyset"),
     _sub(r"(?<![\d.])(\d+)!\s*\^", r"(\1!)^"),
-    # The parser has no index at E, which it takes for Euler's number.
+    # The parser takes E for Euler's number, which cannot have an index.
     _sub(r"(?<![A-Za-z\\])E_", r"\\Xi_"),
     _sub(r"_\{\s*\\(max|min)\s*\}", r"_{\1}"),
     lambda text: text.strip().rstrip(".;,").strip(),
@@ -227,10 +227,10 @@ _STEPS: tuple[Callable[[str], str], ...] = (
 
 @functools.lru_cache(maxsize=8192)
 def respelled(text: str) -> str:
-    r"""The same answer in the spelling that math-verify's parser of LaTeX reads whole.
+    r"""Rewrites an answer in notation that math-verify's LaTeX parser reads completely.
 
-    Sizes of brackets, spaces and fonts go; characters outside ASCII, repeating decimals, ``4.5e33``, percents
-    and unbraced fractions and exponents become plain LaTeX. What it does not know stays as it is.
+    Sizes of brackets, spaces and fonts are removed; characters outside ASCII, repeating decimals, ``4.5e33``,
+    percents and unbraced fractions and exponents become plain LaTeX. Unknown notation is left as it is.
     """
     if len(text) > _MAX_CHARACTERS:
         return text.strip()
@@ -244,15 +244,15 @@ def respelled(text: str) -> str:
 
 @functools.lru_cache(maxsize=8192)
 def number(text: str) -> tuple[Fraction, bool] | None:
-    r"""The exact value of an answer that is one number, and whether it is a percentage.
+    r"""Returns the exact value of an answer that is one number, and whether it is a percentage.
 
     Args:
         text: the answer, `respelled` or not: ``-12``, ``1,000``, ``0.5``, ``4.5e33``, ``4.5\times10^{33}``,
             ``10^{5}``, ``3/4``, ``\frac{3}{4}``, ``0.\overline{3}``, ``75\%``; with or without a unit.
 
     Returns:
-        The value (of ``75\%`` 3/4); None if the answer is anything else, longer than 300 characters or its
-        exponent beyond 5,000.
+        The value (3/4 for ``75\%``) and the flag; None if the answer is anything else, is longer than 300
+        characters or has an exponent beyond 5,000.
     """
     if len(text) > _MAX_NUMBER_CHARACTERS:
         return None
@@ -274,10 +274,11 @@ def number(text: str) -> tuple[Fraction, bool] | None:
 
 
 def same_number(answer: str, box: str) -> bool | None:
-    r"""Whether two numbers are equal, exactly; None unless both are numbers, in units that need no algebra.
+    r"""Tells whether two numbers are exactly equal; None unless both are numbers.
 
-    A percentage is its value: ``75\%`` is 3/4, and ``10\%`` is not 10. A reference in percent may be
-    answered without the sign, since the question has the unit then.
+    Also None if comparing their units needs algebra. A percentage has its value: ``75\%`` is 3/4, and
+    ``10\%`` is not 10. A reference in percent may be answered without the sign, since the question then
+    contains the unit.
     """
     reference = number(answer)
     value = number(box) if reference else None
@@ -290,19 +291,19 @@ def same_number(answer: str, box: str) -> bool | None:
 
 
 def is_scientific(text: str) -> bool:
-    r"""Whether the answer begins with a number in scientific notation, as ``4.5e33`` or ``3\times10^8``."""
+    r"""Tells whether an answer starts with a number in scientific notation: ``4.5e33``, ``3\times10^8``."""
     return len(text) <= _MAX_NUMBER_CHARACTERS and bool(_SCIENTIFIC.match(respelled(text).replace(" ", "")))
 
 
 def with_percents(text: str, *, keep: bool) -> str:
-    """A respelled answer with its percentages as hundredths or, with ``keep``, as bare numbers."""
+    """Rewrites the percentages of a respelled answer as hundredths or, with ``keep``, as bare numbers."""
     return _PERCENT.sub(r"\1" if keep else r"(\\frac{\1}{100})", text)
 
 
 def contradicts(answer: str, box: str) -> bool:
-    r"""Whether something in an answer, which a parser may pass over, makes it another one than the reference.
+    r"""Tells whether an answer differs from the reference by something that a parser may ignore.
 
-    Both are `respelled`. Found are: braces against parentheses, ``[0, \infty]``, ``\neq`` and ``\ldots`` that
+    Both are `respelled`. It finds braces against parentheses, ``[0, \infty]``, ``\neq`` and ``\ldots`` that
     only the answer has, two numbers side by side (``5 7`` is not 12), primes, words that change the number
     before them, and characters or commands that no parser reads.
     """
@@ -316,23 +317,23 @@ def contradicts(answer: str, box: str) -> bool:
 
 
 _UNEQUAL = re.compile(r"\\neq?(?![a-zA-Z])|\\not(?![a-zA-Z])|!=")
-# What an answer must not have unless the reference has it too.
+# What an answer must not contain unless the reference does, too.
 _MARKS = (
     re.compile(r"\\infty\s*\]|\[\s*[+-]?\s*\\infty"),
     re.compile(r"\\[lc]?dots(?![a-zA-Z])|\.\.\."),
     _SIDE_BY_SIDE,
     re.compile(r"'|\\prime"),
     re.compile(r"\""),
-    re.compile(r"^[+-]?\{?\d+\}?\s*\{\d"),  # a number in parts
+    re.compile(r"^[+-]?\{?\d+\}?\s*\{\d"),  # a number split by braces
     re.compile(r"[^\x00-\x7f]"),
 )
 _BASE = re.compile(r"\{?(-?[0-9A-Za-z.]+)\}?_\s*(?:\{\s*(-?\d+)\s*\}|(\d+))")
 
 
 def same_in_base(answer: str, box: str) -> bool | None:
-    """Whether digits and bases of numbers like ``1202_3`` are equal, or one leaves the base to the question.
+    """Tells whether numbers like ``1202_3`` have equal digits and bases; one of them may omit the base.
 
-    None if neither respelled answer has a base.
+    Returns None if neither respelled answer has a base.
     """
     reference, value = _base(answer), _base(box)
     if reference is None and value is None:
@@ -355,7 +356,7 @@ def _without_text(text: str) -> str:
 
 
 def _bracket(text: str) -> str:
-    """The bracket around a whole list: "{", "(" or "["; empty for anything else."""
+    """Returns the bracket around a whole list: "{", "(" or "["; empty for anything else."""
     text = text.replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}").partition("=")[2] or text
     text = text.strip().replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
     marks = [(m.start(), m[0]) for m in re.finditer(r"\\[{}]|[()\[\]{},]", text)]

@@ -1,7 +1,7 @@
-"""Code problems in evalplus' schema, and what their reference solutions return.
+"""Reads code problems in evalplus' schema, and computes the outputs of their reference solutions.
 
-References run in the sandbox like any program. Their outputs are kept in memory for the life of the
-process, and those that took long also on disk, by digest of everything that decides them.
+References run in the sandbox like any program. Their outputs are cached in memory, and those of slow ones
+also on disk, by digest of everything that they depend on.
 """
 
 import gzip
@@ -22,25 +22,25 @@ from troll.tasks.verifiers.comparison import OPAQUE_ALLOWED, special_oracle
 
 # evalplus' DEFAULT_GT_TIME_LIMIT_FACTOR: a program may be this many times slower than the reference.
 REFERENCE_TIME_FACTOR = 4.0
-# A fault in a reference is a fault of the data, so references get time enough on any machine.
+# References get enough time on any machine: one that fails is reported as a fault of the data.
 _LIMITS = Limits(cpu_s=120, wall_s=600, memory_bytes=4 * 2**30, output_bytes=256 * 2**20)
 _REQUIRED = ("prompt", "entry_point", "canonical_solution", "base_input", "plus_input")
-# Quicker references are not worth a file.
+# Outputs of faster references are not worth a file.
 _DISK_CPU_S = 0.25
 
 
 @dataclass(frozen=True)
 class CodeProblem:
-    """A problem made ready for the sandbox."""
+    """A problem, ready for the sandbox."""
 
     name: str  # its task_id
-    digest: str  # of everything that decides expected outputs and verdicts
-    prompt: str  # what a program starts with
+    digest: str  # of everything that expected outputs and verdicts depend on
+    prompt: str  # start of every program
     entry_point: str
     reference: str  # the reference solution, after the prompt
     arguments: list[list[Any]]  # of each call, base before plus
     inputs: str  # the same, encoded
-    base_count: int  # how many belong to base
+    base_count: int  # number of base calls
     tolerance: float  # evalplus' ``atol``
     oracle: tuple[str, str] | None  # (data set, entry point) if evalplus has a special rule for this problem
 
@@ -49,15 +49,15 @@ class CodeProblem:
 class Reference:
     """What a reference solution returned."""
 
-    # the problem as it is judged: without calls whose outputs are too large to cross the wall (one call of
+    # the problem as it is judged: without calls whose outputs are too large to leave the sandbox (one call of
     # MBPP+ returns 128 million items)
     problem: CodeProblem
-    outputs: tuple[Output, ...]  # expected ones of those calls, base before plus
-    cpu_s: float  # CPU seconds that all calls took together
-    skipped: tuple[int, ...] = ()  # numbers of the calls left out
+    outputs: tuple[Output, ...]  # expected outputs of these calls, base before plus
+    cpu_s: float  # CPU seconds of all calls together
+    skipped: tuple[int, ...] = ()  # indices of the calls left out
 
 
-# Problems come again and again in training.
+# Caches by digest: problems come again and again in training.
 _REFERENCES: dict[str, Reference] = {}
 _INPUTS: dict[str, str] = {}
 
@@ -70,7 +70,7 @@ def read_problem(record: Mapping[str, Any]) -> CodeProblem:
         raise UserError(
             f"problem {name}: no field {missing[0]!r}; a code problem needs {', '.join(_REQUIRED)}"
         )
-    dataset = "mbpp" if name.startswith("Mbpp/") else "humaneval"  # whose special rules hold
+    dataset = "mbpp" if name.startswith("Mbpp/") else "humaneval"  # whose special rules apply
     base, plus = (list(record[f"{kind}_input"]) for kind in ("base", "plus"))
     if dataset == "mbpp":  # JSON has no tuples, sets or complex numbers, which MBPP+ needs
         try:
@@ -98,7 +98,7 @@ def read_problem(record: Mapping[str, Any]) -> CodeProblem:
         entry_point=entry_point,
         reference=reference,
         arguments=base + plus,
-        inputs=_INPUTS.setdefault(digest, inputs),  # one object, so that the sandbox shares its memory
+        inputs=_INPUTS.setdefault(digest, inputs),  # one object, whose memory the sandbox shares
         base_count=len(base),
         tolerance=tolerance,
         oracle=(dataset, entry_point) if has_rule else None,
@@ -106,7 +106,7 @@ def read_problem(record: Mapping[str, Any]) -> CodeProblem:
 
 
 def reference_outputs(problems: Iterable[CodeProblem], *, workers: int | None = None) -> dict[str, Reference]:
-    """Runs the reference solutions that have not run yet."""
+    """Returns the references of problems by digest; runs those that are not cached."""
     by_digest = {problem.digest: problem for problem in problems}
     for digest, item in by_digest.items():
         if digest not in _REFERENCES and (stored := _load(digest)) is not None:
@@ -146,7 +146,7 @@ def _reference(problem: CodeProblem, outputs: tuple[Output, ...], cpu_s: float) 
 
 
 def _fault(problem: CodeProblem, execution: Execution) -> str | None:
-    """What is wrong with a reference, in one line; None if nothing is."""
+    """Returns what is wrong with a reference, in one line; None if nothing is."""
     if execution.status == "infrastructure":
         return f"sandbox: failed while running the reference of {problem.name} ({execution.detail})"
     bad = [output.text for output in execution.outputs if output.kind != "value" and not _is_large(output)]
@@ -168,7 +168,7 @@ def _load(digest: str) -> tuple[tuple[Output, ...], float] | None:
         stored = json.loads(gzip.decompress(_path(digest).read_bytes()))
         return tuple(Output(kind, text) for kind, text in stored["outputs"]), float(stored["cpu_s"])
     except (OSError, EOFError, ValueError, KeyError, TypeError):
-        return None  # not there, or not ours: the reference runs again
+        return None  # missing or damaged: the reference runs again
 
 
 def _store(digest: str, outputs: Iterable[Output], cpu_s: float) -> None:
@@ -177,4 +177,4 @@ def _store(digest: str, outputs: Iterable[Output], cpu_s: float) -> None:
         with atomic_path(_path(digest)) as temporary:
             temporary.write_bytes(gzip.compress(json.dumps(row).encode(), mtime=0))
     except OSError:
-        pass  # a cache that cannot be written costs time only
+        pass  # without a cache it only takes longer

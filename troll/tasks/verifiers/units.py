@@ -1,8 +1,8 @@
-r"""Units at the end of an answer: where they begin, and whether two of them contradict each other.
+r"""Finds the unit at the end of an answer and tells whether two units contradict each other.
 
 Units are in upright letters, ``5\text{ cm}``, ``5\,\mathrm{m}/\mathrm{s}``, or signs, ``\$5``, ``30^\circ``.
-Letters in italics are variables, except after a number where nobody means a product: ``5 cm``, not ``5t``.
-Values of units are those of ``sympy.physics.units``.
+Italic letters are variables, except after a number where they cannot mean a product: ``5 cm``, but not
+``5t``. Values of units come from ``sympy.physics.units``.
 """
 
 import functools
@@ -25,7 +25,7 @@ _BARE = re.compile(
 _NUMERIC = re.compile(
     r"(?:[^a-zA-Z\\]|\\(?:[dtc]?frac|sqrt|pi|cdot|times|left|right)(?![a-zA-Z])|\\[^a-zA-Z])+"
 )
-# Words that change a number, or put another one beside it.
+# Words that change a number or add another one.
 _CHANGES = re.compile(
     r"(?<![a-zA-Z])(?:or|and|not|to|from|between|less|fewer|more|greater|below|above|under|over|squared|cubed|"
     r"factorial|half|halves|thirds?|quarters?|twice|double|triple|inverse|reciprocal|root|negative|dozens?|"
@@ -60,7 +60,7 @@ _CHINESE = re.compile(
     rf"(?<=[\d}}\s])(?P<text>\\(?:text|mathrm|mbox)\s*\{{\s*)?(?P<large>[万亿]?)\s*(?P<power>平方|立方)?"
     rf"(?P<name>{_CHINESE_NAMES})?(?:(?:/|每)(?P<below>{_CHINESE_NAMES}))?(?<=[^\x00-\x7f])\s*(?(text)\}})$"
 )
-# Italic letters after a number that nobody takes for a product; those after them only with a space.
+# Italic letters that are a unit after a number; those of `_SPACED` only if there is a space between.
 _ABBREVIATIONS = frozenset(("cm", "mm", "km", "kg"))
 _SPACED = frozenset(
     ("ft", "yd", "lb", "lbs", "oz", "mph", "kmph", "min", "sec", "hr", "hrs", "mL", "Hz", "kHz")
@@ -73,7 +73,7 @@ _WORD_LIST = """
     multiple integer meal soldier monkey women men way
 """
 _WORDS = frozenset(_WORD_LIST.split())
-# Name, how much, of which unit. What is not here is sympy's, with or without a plural's s.
+# Name, factor, unit. All other units are sympy's, with or without a plural's s.
 _OWN_LIST = """
     sec 1 second, min 1 minute, hr 1 hour, hrs 1 hour, week 7 day,
     yr 12 month, year 12 month, decade 120 month, century 1200 month,
@@ -99,17 +99,17 @@ _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 
 
 def in_latex(text: str) -> str:
-    """An answer with the Chinese unit at its end as LaTeX."""
+    """Rewrites a Chinese unit at the end of an answer as LaTeX."""
     return _CHINESE.sub(_in_english, text)
 
 
 def with_signs(text: str) -> str:
-    r"""Dollars as ``\$`` and degrees as ``^\circ``, whatever their notation."""
+    r"""Rewrites dollars as ``\$`` and degrees as ``^\circ``, whatever their notation."""
     return _DEGREE.sub(r"^\\circ \1", _DOLLAR.sub(r"\\$", text))
 
 
 def with_powers(text: str) -> str:
-    """Millions and the like as powers of ten."""
+    """Rewrites words such as "million" as powers of ten."""
     return _LARGE_WORD.sub(_with_power, text)
 
 
@@ -117,15 +117,15 @@ class Quantity(NamedTuple):
     r"""An answer and its unit."""
 
     value: str  # the answer without its unit
-    unit: str  # as it is written, of ``30^\circ`` "degree"; empty if it has none
-    bare: bool = False  # the unit is in italics and might be a product of variables
+    unit: str  # as it is written, but "degree" for ``30^\circ``; empty if there is none
+    bare: bool = False  # whether the unit is in italics and might be a product of variables
 
 
 @functools.lru_cache(maxsize=8192)
 def quantity(text: str, like: str = "") -> Quantity:
     """Splits a respelled answer into its value and its unit.
 
-    ``like`` is the unit of what it is compared with, of which single letters (``5 m``) may then be one, too.
+    ``like`` is the unit of the other answer: italic letters of the same kind, as in ``5 m``, are then a unit.
     """
     if sign := _CURRENCY.search(text):
         rest = text[: sign.start()] + (sign[1] or "") + text[sign.end() :]
@@ -149,14 +149,14 @@ def quantity(text: str, like: str = "") -> Quantity:
 
 
 def changes(text: str) -> bool:
-    """Whether words change the number before them."""
+    """Tells whether words change the number before them."""
     return _CHANGES.search(_EXPONENT.sub("", text)) is not None and _CONNECTIVE.fullmatch(text) is None
 
 
 def conversion(unit: str, into: str) -> Any | None:
-    """What a value in one unit is multiplied by to be in another, a number of sympy.
+    """Returns the factor, a sympy number, that converts a value from one unit into another.
 
-    1 where a unit is missing or unknown; None if the units contradict each other.
+    It is 1 if a unit is missing or unknown, and None if the units contradict each other.
     """
     if not unit or not into or unit == into:
         return 1
@@ -174,7 +174,7 @@ def conversion(unit: str, into: str) -> Any | None:
 
 @functools.lru_cache(maxsize=1024)
 def measure(unit: str) -> tuple[Any, Mapping[str, int]] | None:
-    """A unit as a factor and the powers of its dimensions; None if a name in it is unknown."""
+    """Returns a unit's factor and the powers of its dimensions; None if a name in it is unknown."""
     factor: Any = 1
     powers: Counter[str] = Counter()
     for name, power in _parts(unit):
@@ -188,7 +188,7 @@ def measure(unit: str) -> tuple[Any, Mapping[str, int]] | None:
 
 
 def _parts(unit: str) -> Iterator[tuple[str, int]]:
-    """Names and their powers: of "km/h" km to the power of 1 and h to that of -1."""
+    """Yields names and their powers: for "km/h", km with power 1 and h with power -1."""
     below, prefix = 1, 1
     parts: list[tuple[str, int]] = []
     for token in _TOKEN.finditer(unit.replace("p.m", "pm").replace("a.m", "am")):
@@ -235,7 +235,7 @@ def _singular(name: str) -> str:
 
 
 def _spelled(text: str) -> str:
-    r"""A unit without typesetting: of ``\mathrm{~km} / \mathrm{h}`` "km / h"."""
+    r"""Returns a unit without typesetting: "km / h" for ``\mathrm{~km} / \mathrm{h}``."""
     text = re.sub(r"\\(?:text|mathrm|textrm|mbox|operatorname)\s*|\\cdot|[~{}]", " ", text)
     text = " ".join(text.split()).strip(". ")
     return "degree" if text in ("degrees", "deg", "deg.") else text
@@ -249,7 +249,7 @@ def _is_unit(match: re.Match[str]) -> bool:
 
 
 def _is_like(unit: str, like: str) -> bool:
-    """Whether letters are a unit of the same kind as another, which is in upright letters."""
+    """Tells whether italic letters are a unit of the same kind as the unit ``like``."""
     ours, theirs = (measure(unit), measure(like)) if like else (None, None)
     return ours is not None and theirs is not None and ours[1] == theirs[1]
 
@@ -263,6 +263,6 @@ def _in_english(unit: re.Match[str]) -> str:
 
 
 def _with_power(word: re.Match[str]) -> str:
-    """3 million as a multiple of a power of ten, and what else the text says."""
+    """Rewrites "million" as a power of ten, and keeps the rest of the text."""
     rest = rf"\text{{{word[2]}}}" if word[2] and word[2].strip(" .") else ""
     return rf"\times 10^{{{_LARGE[word[1] or word[3]]}}}{rest}"

@@ -1,7 +1,7 @@
-"""Processes that compare answers, seen from outside: JSON goes in and out, a line each.
+"""Starts and talks to the worker processes that compare answers, in lines of JSON.
 
-Such a process (``judge_worker.py``, ``math_worker.py``) bounds its own memory and CPU time. The clock only
-catches what hangs: a loaded machine must not turn a slow comparison into a failed one.
+A worker (``judge_worker.py``, ``math_worker.py``) limits its own memory and CPU time. The wall clock only
+catches hangs: a slow comparison on a loaded machine must not fail.
 """
 
 import atexit
@@ -17,21 +17,21 @@ from typing import Any
 
 
 class EndError(Exception):
-    """A process is gone or does not answer."""
+    """A worker is gone or does not answer."""
 
     def __init__(self, reason: str, late: bool) -> None:
         super().__init__(reason)
-        self.late = late  # whether its time was up, by the clock or by its own measure
+        self.late = late  # whether it ran out of time, by the wall clock or its own limit of CPU time
 
 
 class Worker:
-    """A process that is ready to compare: a module, run with arguments and more variables of the environment.
+    """A worker process that is ready: it runs a module with arguments and further environment variables.
 
     Attributes:
-        greeting: the line with which it said that it is ready.
+        greeting: its first line, which says that it is ready.
 
     Raises:
-        EndError: it does not get ready in ``start_s`` seconds.
+        EndError: it is not ready within ``start_s`` seconds.
     """
 
     def __init__(self, module: str, start_s: float, *arguments: str, **environment: str) -> None:
@@ -54,7 +54,7 @@ class Worker:
             raise
 
     def send(self, question: Any, patience_s: float) -> None:
-        """Asks; all answers have to be there in so many seconds."""
+        """Sends a question; all its answers must arrive within ``patience_s`` seconds."""
         assert self._process.stdin is not None
         self.deadline = time.monotonic() + patience_s
         data = memoryview(json.dumps(question).encode() + b"\n")
@@ -62,7 +62,7 @@ class Worker:
             data = data[self._process.stdin.write(data) or 0 :]
 
     def answer(self) -> Any:
-        """The next answer; `EndError` where none comes."""
+        """Returns the next answer; raises `EndError` if none comes."""
         return json.loads(self._line())
 
     def _line(self) -> bytes:
@@ -81,10 +81,10 @@ class Worker:
         return line
 
     def close(self) -> None:
-        """Ends the process."""
+        """Kills the process."""
         atexit.unregister(self.close)
         if self.owner != os.getpid():
-            return  # a copy in a fork: the process belongs to the parent
+            return  # this is a copy in a fork; the process belongs to the parent
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
