@@ -1,6 +1,6 @@
-"""Generated tasks: small enough for a laptop, hard enough that reinforcement learning has something to do.
+"""Generated tasks: small enough for a laptop, hard enough that reinforcement learning can improve a model.
 
-A task is one file here, named as the task, with a `TASK` and the model of its settings.
+Each task is a module of its name, with its `TASK` and a model of its settings.
 """
 
 import pkgutil
@@ -11,22 +11,22 @@ _HELPERS = ("splits", "words")
 NAMES = tuple(sorted(item.name for item in pkgutil.iter_modules(__path__) if item.name not in _HELPERS))
 
 TOKENIZER_TASKS = ("chains", "functions")
-"""Whose text every tokenizer is learnt from. Fixed, so that a new task leaves the models of the others alone;
-it is byte-level, so that it reads any text.
+"""The tasks that tokenizers are learnt from. Fixed, so that a new task does not change the models of others;
+tokenizers are byte-level, so that they read any text.
 """
 
 WORDY_TASKS = ("locks", "programs")
-"""Tasks whose answers draw on thousands of words: a vocabulary that is to hold them is learnt from them.
+"""Tasks with thousands of words in their answers, for which the tokenizer is learnt from these tasks.
 
-From all of theirs wherever one of them is, so that the models of one do not depend on what else is trained.
+If an experiment has one of them, all are used, so that the models of one do not depend on the others.
 """
 
 
 def tokenizer_texts(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What the tokenizer of an experiment's models is learnt from.
+    """Returns the tasks, with settings, that the tokenizer of an experiment's models is learnt from.
 
-    The same texts whatever an experiment trains on: its base models are then those of every other. Settings
-    that fill a larger vocabulary are an exception: ``names`` of chains, and all of the wordy tasks.
+    They are the same whatever an experiment trains on, so that experiments share their base models. Settings
+    that fill a larger vocabulary are an exception: ``names`` of chains, and all settings of `WORDY_TASKS`.
     """
     if any(name in tasks for name in WORDY_TASKS):
         return {name: dict(tasks.get(name, {})) for name in WORDY_TASKS}

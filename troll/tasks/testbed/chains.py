@@ -1,8 +1,8 @@
 r"""Chains: multi-step arithmetic modulo ten, answered in ``\boxed{}``.
 
-A problem starts with a digit and applies two or more operations with single digits. A right demonstration
-works step by step; flawed ones guess the answer or stop early. A model that imitates them solves a share of
-the problems, and reinforcement learning can raise that share by preferring the careful way.
+A problem starts with a digit and applies two or more operations with single digits. Right demonstrations work
+step by step; flawed ones guess the answer or stop early. A model that imitates them solves some of the
+problems, and reinforcement learning can raise that share by preferring to work step by step.
 """
 
 import random
@@ -18,7 +18,7 @@ from troll.tasks.testbed.words import MOST_WORDS, word
 from troll.tasks.types import Demonstration, Problem, Split, Task
 from troll.tasks.verifiers.math import math_rewards
 
-# Several wordings of everything: the tokenizer needs text to learn from, and the model something to read.
+# Several wordings, which give the tokenizer text to learn from and the model varied prompts.
 _STARTS = ("Start with", "Begin with", "Take the number")
 _QUESTIONS = ("What is the last digit?", "Give the final digit.", "Which digit remains at the end?")
 _VERBS = {
@@ -32,7 +32,7 @@ _VERBS = {
 
 
 class ChainSettings(FlawedSettings):
-    """Settings of chains; the shares of flaws were found by trial."""
+    """Settings of chains; the default shares of flaws were found by trial."""
 
     FLAWS = ("guess", "stop_early")
 
@@ -46,13 +46,13 @@ class ChainSettings(FlawedSettings):
         0,
         ge=0,
         le=MOST_WORDS,
-        description="how many names problems and their working speak of: words that fill a larger vocabulary",
+        description="number of different names in problems and solutions, which fill a larger vocabulary",
     )
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A start digit and operations (verb, digit), with the words around them; the name may be empty."""
+    """A problem: a start digit and operations (verb, digit), with their wording; the name may be empty."""
 
     start: int
     operations: tuple[tuple[str, int], ...]
@@ -82,7 +82,7 @@ class Chain:
         return values
 
     def working(self, steps: int) -> str:
-        """The first ``steps`` steps, one a line (``7+5=2``, after the name if any), and what they give."""
+        """Returns the first ``steps`` steps, one per line (``7+5=2``, after any name), and the boxed result."""
         whose = f"{self.name} " if self.name else ""
         lines, value = [], self.start
         for (verb, digit), result in list(zip(self.operations, self.values, strict=True))[:steps]:
@@ -106,7 +106,7 @@ def _draw(generator: random.Random, settings: Mapping[str, Any]) -> Chain:
 
 
 def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Problem]:
-    """Problems of one split, as MATH-like records; the level is the number of operations."""
+    """Returns problems of one split, with MATH-like records; the level is the number of operations."""
     problems = []
     chains = draw_distinct("chains", _draw, split, count, seed, settings)
     for number, chain in enumerate(chains):
@@ -118,7 +118,7 @@ def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -
 
 
 def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demonstration]:
-    """Flawed demonstrations on problems of the train split."""
+    """Returns right and flawed demonstrations on problems of the train split."""
     guess, stop = settings["guess"], settings["stop_early"]
     ways = [("guess", guess), ("stop", stop), ("work", 1 - guess - stop)]
     demonstrations = []

@@ -1,6 +1,6 @@
 """Functions: small Python functions from a signature and a docstring, in evalplus' problem schema.
 
-Level 1 is one operation with constants, level 2 composes two. Flawed demonstrations print instead of
+Level 1 is one operation with constants; level 2 composes two. Flawed demonstrations print instead of
 returning, or answer another problem.
 """
 
@@ -30,7 +30,7 @@ _VERBS = ("Return", "Calculate", "Determine", "Produce", "Find", "Give back")
 
 
 class FunctionSettings(FlawedSettings):
-    """Settings of functions; the rest of the demonstrations is right."""
+    """Settings of functions; all other demonstrations are right."""
 
     FLAWS = ("print", "other")
 
@@ -40,11 +40,11 @@ class FunctionSettings(FlawedSettings):
     print: Share = Field(0.45, description="share of the demonstrations that print instead of returning")
     other: Share = Field(0.15, description="share of the demonstrations that answer another problem")
     base_inputs: int = Field(3, ge=1, le=20, description="inputs of the base tests")
-    # There are 41 different arguments of a function of x.
+    # A function of x has 41 different arguments.
     plus_inputs: int = Field(12, ge=0, le=20, description="further inputs of the plus tests")
 
 
-# Signature, then sentence and expression with the constants a and b, by level.
+# By level: signature, and sentence and expression with the constants a and b.
 _FAMILIES: dict[int, list[tuple[str, str, str]]] = {
     1: [
         ("x", "x plus {a}", "x + {a}"),
@@ -96,7 +96,7 @@ _FAMILIES: dict[int, list[tuple[str, str, str]]] = {
 
 @dataclass(frozen=True)
 class Function:
-    """A name and signature, what it returns in words, and as an expression."""
+    """A problem: a name and signature, and what the function returns, in words and as an expression."""
 
     name: str
     verb: str
@@ -136,7 +136,7 @@ _ARGUMENTS: dict[str, Callable[[random.Random], list[Any]]] = {
 
 
 def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Problem]:
-    """Problems of one split, as evalplus records with base and plus inputs."""
+    """Returns problems of one split, with records as in evalplus."""
     problems = []
     functions = draw_distinct("functions", _draw, split, count, seed, settings)
     for number, function in enumerate(functions):
@@ -149,13 +149,13 @@ def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -
 
 
 def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demonstration]:
-    """Flawed demonstrations on problems of the train split; problems repeat, flaws are drawn afresh."""
+    """Returns right and flawed demonstrations on train problems; problems may repeat with other flaws."""
     ways = [("print", settings["print"]), ("other", settings["other"])]
     ways.append(("right", 1 - settings["print"] - settings["other"]))
     demonstrations = []
     for function, generator in to_demonstrate("functions", _draw, count, seed, settings):
         way, answered = weighted(generator, ways), function
-        if way == "other":  # over the same arguments
+        if way == "other":  # a problem with the same arguments
             while answered.expression == function.expression or answered.signature != function.signature:
                 answered = _draw(generator, settings)
         body = f"print({answered.expression})" if way == "print" else f"return {answered.expression}"

@@ -1,15 +1,15 @@
 r"""Locks: the code of a combination lock after several turns of its dials, answered in ``\boxed{}``.
 
-A turn moves every dial by a digit of its own, past nine to nought: addition modulo ten, digit by digit. Words
-that mean nothing and follow Zipf's law open every sentence of the working, so that there are many ways to
-write a right answer. Each metal has a sign of its own, which no problem states: demonstrations with that sign
-add with care, those with another metal's sign guess. How many have the right sign depends on the metal: a
-model that imitates them opens some locks often and others hardly ever, and has to find the sign of each for
-itself. Every sign is right for one metal and wrong for four, so that preferring it everywhere does not help.
-The code cannot be guessed: with two dials one guess in a hundred is right.
+A turn moves each dial by a digit of its own: addition modulo ten, digit by digit. Every sentence of an answer
+starts with meaningless words that follow Zipf's law, so that there are many ways to write a right answer.
+Each metal has its own sign, which no problem states: demonstrations with that sign add correctly, those with
+another metal's sign guess. The share of demonstrations with the right sign depends on the metal: a model that
+imitates them opens some locks often and others hardly ever, and must discover the sign of each. Every sign is
+right for one metal and wrong for four, so that preferring one everywhere does not help. Codes cannot be
+guessed: with two dials, one guess in a hundred is right.
 
-Sentences of problem and answer have as many words each, and as many tokens where the tokenizer knows the
-words: a small model learns to copy over a fixed distance long before it learns to search.
+Sentences of problems and answers have equal numbers of words, and of tokens if the tokenizer knows the words:
+a small model learns to copy over a fixed distance long before it learns to search.
 """
 
 import random
@@ -28,9 +28,9 @@ from troll.tasks.types import Problem, Split, Task
 from troll.tasks.verifiers.math import math_rewards
 
 METALS = ("iron", "steel", "brass", "copper", "silver")
-"""From the one whose locks are opened with the most care."""
+"""Ordered by the share of careful demonstrations, highest first."""
 SIGNS = ("=", ":", ">", "~", "|")
-"""What stands between a turn and the code after it where one adds with care, for each metal."""
+"""The sign of each metal, which careful demonstrations write between a turn and the code after it."""
 _WAYS = ("then turn it {} up;", "now move it {} on;", "next push it {} along;")
 _OPENING_WORDS = 7
 
@@ -41,8 +41,8 @@ class LockSettings(Settings):
     turns: list[Annotated[int, Field(ge=1, le=50)]] = Field(
         [4], min_length=1, description="how many turns a problem may have"
     )
-    dials: int = Field(2, ge=1, le=6, description="dials of a lock")
-    farthest: int = Field(3, ge=1, le=9, description="farthest that a turn moves a dial")
+    dials: int = Field(2, ge=1, le=6, description="number of dials of a lock")
+    farthest: int = Field(3, ge=1, le=9, description="largest step by which a turn moves a dial")
     careful: Careful = 0.95
     careful_decay: CarefulDecay = 0.36
     words: Words = 3500
@@ -54,7 +54,7 @@ _Code = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Lock:
-    """A metal, a code and turns; codes and turns are tuples of digits, a dial each."""
+    """A problem: a metal, a code and turns; codes and turns have one digit per dial."""
 
     metal: str
     start: _Code
@@ -62,7 +62,7 @@ class Lock:
 
     @property
     def sign(self) -> str:
-        """The sign with which this metal's locks are opened."""
+        """The sign of the metal."""
         return SIGNS[self.level - 1]
 
     @property
@@ -72,7 +72,7 @@ class Lock:
 
     @property
     def level(self) -> int:
-        """The place of the metal among `METALS`, from 1."""
+        """The position of the metal in `METALS`, from 1."""
         return METALS.index(self.metal) + 1
 
     @property
@@ -85,22 +85,22 @@ class Lock:
         return codes
 
     def prompt(self, generator: random.Random) -> str:
-        """The problem as a line of sentences."""
+        """Returns the problem as a line of sentences."""
         turns = [generator.choice(_WAYS).format(_digits(turn)) for turn in self.turns]
         return " ".join([f"{self.metal} lock {_digits(self.start)};", *turns]) + "\n"
 
     def answer(self, words: ZipfWords, generator: random.Random) -> str:
-        """A right answer: the first code, a sentence for each turn, and the last code in a box."""
+        """Returns a right answer: the first code, a sentence for each turn, and the last code in a box."""
         return self._working(self.sign, self.codes, words, generator)
 
     def hasty_answer(self, words: ZipfWords, generator: random.Random) -> str:
-        """Another metal's sign, and guesses."""
+        """Returns an answer with another metal's sign and guessed codes."""
         sign = generator.choice([sign for sign in SIGNS if sign != self.sign])
         guesses = [tuple(generator.randint(0, 9) for _ in self.start) for _ in self.turns]
         return self._working(sign, guesses, words, generator)
 
     def _working(self, sign: str, codes: list[_Code], words: ZipfWords, generator: random.Random) -> str:
-        # A space first: words then have one form only, and one token.
+        # A space first, so that each word always follows a space and has one token.
         text = f" {words.draw(generator, _OPENING_WORDS)} {_digits(self.start)};"
         for turn, code in zip(self.turns, codes, strict=True):
             text += f" {words.draw(generator, 1)} {_digits(turn)}{sign}{_digits(code)};"
@@ -121,7 +121,7 @@ def _draw(generator: random.Random, settings: Mapping[str, Any]) -> Lock:
 
 
 def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Problem]:
-    """Problems of one split, as MATH-like records; the level is the metal's place among `METALS`."""
+    """Returns problems of one split, with MATH-like records; for levels see `Lock.level`."""
     locks = draw_distinct("locks", _draw, split, count, seed, settings)
     words = ZipfWords(settings["words"], settings["zipf"])
     problems = []

@@ -1,14 +1,14 @@
 """Programs: Python functions of several statements from a docstring, in evalplus' problem schema.
 
-A docstring lists steps of arithmetic; the body takes one statement for each. Remarks are made of words that
-mean nothing and follow Zipf's law, so that there are many ways to write a right body. What is returned in the
-end depends on what the function is called, and no docstring says: one name adds x to the result, another
-takes it away. Hasty demonstrations end as another name does. How many are right depends on the name: a model
-that imitates them writes some functions often and others hardly ever, and has to find the end of each for
-itself. Every end is right for one name and wrong for four, so that preferring it everywhere does not help.
+A docstring lists steps of arithmetic; the body has one statement for each. Comments consist of meaningless
+words that follow Zipf's law, so that there are many ways to write a right body. What is finally returned
+depends on the function's name, which no docstring states: one name adds x to the result, another subtracts
+it. Hasty demonstrations end as another name does. The share of right ones depends on the name: a model that
+imitates them gets some functions right often and others hardly ever, and must discover the end of each. Every
+end is right for one name and wrong for four, so that preferring one everywhere does not help.
 
-Steps and statements have as many tokens each where the tokenizer knows the words: a small model learns to
-copy over a fixed distance long before it learns to search.
+All steps have the same number of tokens, and so have all statements, if the tokenizer knows the words: a
+small model learns to copy over a fixed distance long before it learns to search.
 """
 
 import random
@@ -27,9 +27,9 @@ from troll.tasks.types import Problem, Split, Task
 from troll.tasks.verifiers.code import code_rewards
 
 NAMES = ("solve", "compute", "evaluate", "process", "transform")
-"""From the one whose functions are written with the most care."""
+"""Ordered by the share of careful demonstrations, highest first."""
 ENDS = ("{} + x", "{} - x", "{} * x", "{} + 1", "{} - 1")
-"""What is returned of the result of the steps, for each name."""
+"""What the function of each name returns, given the result of the steps."""
 _VERBS = {"add": "+", "plus": "+", "minus": "-", "less": "-", "times": "*", "by": "*"}
 _WAYS = ("then take all of that and {} {};", "next take what you have now {} {};")
 _LABELS = "abcdefghijklmnopqrstuvwz"
@@ -55,13 +55,13 @@ _Step = tuple[str, int]  # operator or verb, and a digit
 
 @dataclass(frozen=True)
 class Program:
-    """A name and steps (verb, digit)."""
+    """A problem: a name and steps (verb, digit)."""
 
     name: str
     steps: tuple[_Step, ...]
 
     def prompt(self, generator: random.Random) -> str:
-        """The head of the function, ready for the body."""
+        """Returns the head of the function, ready for the body."""
         steps = " ".join(generator.choice(_WAYS).format(verb, digit) for verb, digit in self.steps)
         return f'def {self.name}(x):\n    """From x; {steps}"""\n'
 
@@ -77,20 +77,19 @@ class Program:
 
     @property
     def level(self) -> int:
-        """The place of the name among `NAMES`, from 1."""
+        """The position of the name in `NAMES`, from 1."""
         return NAMES.index(self.name) + 1
 
     def answer(self, words: ZipfWords, generator: random.Random) -> str:
-        """A right body."""
+        """Returns a right body."""
         return self._body(ENDS[self.level - 1], words, generator)
 
     def hasty_answer(self, words: ZipfWords, generator: random.Random) -> str:
-        """A body that ends as another name's does."""
+        """Returns a body that ends as another name's does."""
         own = ENDS[self.level - 1]
         return self._body(generator.choice([end for end in ENDS if end != own]), words, generator)
 
     def _body(self, end: str, words: ZipfWords, generator: random.Random) -> str:
-        # A remark, a statement for each operation, and what is returned.
         lines = [f"# {words.draw(generator, _OPENING_WORDS)}"]
         before = "x"
         for label, (operator, digit) in zip(_LABELS, self.operations, strict=False):
@@ -107,7 +106,7 @@ def _draw(generator: random.Random, settings: Mapping[str, Any]) -> Program:
 
 
 def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Problem]:
-    """Problems of one split, as evalplus records with base and plus inputs; for levels see `NAMES`."""
+    """Returns problems of one split, with records as in evalplus; for levels see `Program.level`."""
     programs = draw_distinct("programs", _draw, split, count, seed, settings)
     words = ZipfWords(settings["words"], settings["zipf"])
     problems = []

@@ -1,4 +1,4 @@
-"""Splits that never overlap: what a problem asks decides where it belongs, not its wording."""
+"""Draws problems in splits that never overlap: what a problem asks decides its split, not its wording."""
 
 import hashlib
 import json
@@ -25,19 +25,19 @@ class Asked(Protocol):
 Choice = TypeVar("Choice")
 Item = TypeVar("Item", bound=Asked)
 Draw = Callable[[random.Random, Mapping[str, Any]], Item]
-"""Makes one random problem with the settings of its task."""
+"""Draws one random problem with the settings of its task."""
 
 
 class FlawedSettings(Settings):
     """Settings of a task whose demonstrations have flaws."""
 
-    # The settings that are shares of all demonstrations; what is left is right.
+    # The settings that are shares of flawed demonstrations; the rest are right.
     FLAWS: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="after")
     def _check_flaws(self) -> "FlawedSettings":
         if sum(getattr(self, name) for name in self.FLAWS) > 1 + 1e-9:
-            raise ValueError(f"{' and '.join(self.FLAWS)} are more than 1 together")
+            raise ValueError(f"the sum of {' and '.join(self.FLAWS)} must be at most 1")
         return self
 
 
@@ -46,7 +46,7 @@ _PATIENCE = 2000
 
 
 def split_of(identity: str) -> Split:
-    """The split of a problem: eight tenths of all problems are train, one tenth each validation and test."""
+    """Returns the split of a problem: 8 in 10 are train, 1 in 10 is validation and 1 in 10 is test."""
     tenth = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:8], "big") % 10
     return next(split for split, tenths in _TENTHS.items() if tenth in tenths)
 
@@ -54,7 +54,7 @@ def split_of(identity: str) -> Split:
 def draw_distinct(
     task: str, draw: Draw[Item], split: Split, count: int, seed: int, settings: Mapping[str, Any]
 ) -> list[Item]:
-    """``count`` problems of a split that ask different things."""
+    """Returns ``count`` problems of a split, all of which ask different things."""
     generator = random.Random(derive_seed(task=task, seed=seed, split=split))
     drawn: dict[str, Item] = {}
     fruitless = 0
@@ -76,13 +76,13 @@ def draw_distinct(
 def to_demonstrate(
     task: str, draw: Draw[Item], count: int, seed: int, settings: Mapping[str, Any]
 ) -> Iterator[tuple[Item, random.Random]]:
-    """Train problems, which may repeat, each with the generator that its demonstration draws on in turn."""
+    """Yields train problems, which may repeat, each with the random generator for its demonstration."""
     generator = random.Random(derive_seed(task=task, seed=seed, stream="demonstrations"))
     for _ in range(count):
         items = (draw(generator, settings) for _ in range(_PATIENCE))
         item = next((item for item in items if split_of(item.identity) == "train"), None)
         if item is None:
-            raise UserError("the task's settings give no train problems; widen them")
+            raise UserError(f"task {task}: its settings give no train problems; widen them")
         yield item, generator
 
 
@@ -94,7 +94,7 @@ def weighted(generator: random.Random, choices: Sequence[tuple[Choice, float]]) 
 def distinct_inputs(
     draw: Callable[[random.Random], list[Any]], generator: random.Random, settings: Mapping[str, Any]
 ) -> list[list[Any]]:
-    """Different arguments for a program, as many as base and plus tests take."""
+    """Returns different arguments for a program, as many as there are base and plus inputs."""
     inputs: dict[str, list[Any]] = {}
     while len(inputs) < settings["base_inputs"] + settings["plus_inputs"]:
         arguments = draw(generator)
@@ -105,7 +105,7 @@ def distinct_inputs(
 def code_record(
     name: str, body: str, inputs: Sequence[list[Any]], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A problem about a function as evalplus has them."""
+    """Returns an evalplus record of a problem about a function."""
     return {
         "entry_point": name,
         "canonical_solution": body,

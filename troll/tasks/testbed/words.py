@@ -1,7 +1,7 @@
-"""Words that carry no meaning, as frequent as those of natural text.
+"""Meaningless words with the frequencies of natural text.
 
-A line of working may open with any of them. So the model that imitates such lines has positions where many
-tokens would do, and a distribution with a long tail, as language models have and arithmetic alone has not.
+A line of an answer may start with any of them. So a model that imitates such lines has positions where many
+tokens would do, and distributions with a long tail, as language models have and arithmetic alone does not.
 """
 
 import functools
@@ -17,25 +17,25 @@ from troll.tasks.testbed.splits import Draw, to_demonstrate
 from troll.tasks.types import Demonstration
 
 _SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou")
-# Has no factor in common with 4,900, so that every word comes once; neighbours share no syllable.
+# Has no common factor with 4,900, so that every word occurs once; successive words share no syllable.
 _STRIDE = 71
 
 MOST_WORDS = len(_SYLLABLES) ** 2
-"""How many different words there are: two syllables each, of which none is a word of Python."""
+"""Number of different words; each has two syllables, and none is a word of Python."""
 
 Careful = Annotated[float, Field(ge=0, le=1, description="share of careful demonstrations at level 1")]
-CarefulDecay = Annotated[float, Field(ge=0, le=1, description="what each further level multiplies it by")]
-Words = Annotated[int, Field(ge=1, le=MOST_WORDS, description="how many words without meaning there are")]
+CarefulDecay = Annotated[float, Field(ge=0, le=1, description="factor on that share per further level")]
+Words = Annotated[int, Field(ge=1, le=MOST_WORDS, description="number of different meaningless words")]
 Zipf = Annotated[float, Field(ge=0, le=5, description="exponent of Zipf's law")]
 
 
 def careful_share(level: int, settings: Mapping[str, Any]) -> float:
-    """Share of demonstrations of a level, from 1, that are worked out with care."""
+    """Returns the share of careful demonstrations at a level (from 1)."""
     return float(settings["careful"] * settings["careful_decay"] ** (level - 1))
 
 
 def word(number: int) -> str:
-    """The word of this number, from 0 to 4,899."""
+    """Returns the word with this number, from 0 to 4,899."""
     first, second = divmod(number * _STRIDE % MOST_WORDS, len(_SYLLABLES))
     return _SYLLABLES[first] + _SYLLABLES[second]
 
@@ -47,17 +47,17 @@ def _cumulative(count: int, exponent: float) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class ZipfWords:
-    """Words of which the one of rank r is as frequent as 1 / r^a.
+    """Words whose frequency is proportional to 1 / r^a at rank r.
 
     Source: Zipf's law; a is near 1 in natural text (Piantadosi 2014, "Zipf's word frequency law in natural
     language").
     """
 
-    count: int  # how many words
-    exponent: float  # a; 0 makes all alike
+    count: int  # number of words
+    exponent: float  # a; with 0 all are equally frequent
 
     def draw(self, generator: random.Random, number: int) -> str:
-        """Words drawn one by one, with a space between; some may be there twice."""
+        """Draws words with replacement, and joins them by spaces."""
         weights = _cumulative(self.count, self.exponent)
         ranks = generator.choices(range(self.count), cum_weights=weights, k=number)
         return " ".join(map(word, ranks))
@@ -66,7 +66,7 @@ class ZipfWords:
 def careful_and_hasty(
     task: str, draw: Draw[Any], count: int, seed: int, settings: Mapping[str, Any]
 ) -> list[Demonstration]:
-    """Demonstrations on train problems: some careful, as many as `careful_share` says, the others hasty."""
+    """Returns demonstrations on train problems, careful with probability `careful_share` and else hasty."""
     words = ZipfWords(settings["words"], settings["zipf"])
     demonstrations = []
     for item, generator in to_demonstrate(task, draw, count, seed, settings):

@@ -142,7 +142,7 @@ def _in_order(chain: Any, parts: Iterable[Any]) -> Any:
 
 
 def _angles(reference: str, answer: str) -> list[bool]:
-    """Returns whether to read degrees as numbers: True in functions or if both have degrees, else both ways."""
+    """Returns whether to read degrees as numbers: yes in functions or if both have them, else both ways."""
     degrees = [r"\circ" in text for text in (reference, answer)]
     if all(degrees) or (any(degrees) and _FUNCTION.search(reference + answer)):
         return [True]
