@@ -39,7 +39,7 @@ def check_settings(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_problems(config: Mapping[str, Any], out: Path) -> None:
-    """Writes ``<split>.jsonl`` to ``out`` for each split that the configuration names."""
+    """Writes ``<split>.jsonl`` to ``out`` for each split that the config names."""
     task = get_task(config["name"])
     settings = check_settings(task, config.get("settings", {}))
     for split in [name for name in SPLITS if name in config]:

@@ -47,7 +47,7 @@ class Demonstration:
 
 
 Reward = Callable[[Sequence[Problem], Sequence[str]], list[float]]
-"""Maps problems and completions (equal length) to rewards, 1.0 for right and 0.0 for wrong."""
+"""Maps problems and completions, in equal number, to rewards: 1.0 for right and 0.0 for wrong."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 from troll.common.errors import UserError
 
 INSTALL_LINE = "sudo apt-get install bubblewrap (or dnf, pacman); it needs Linux"
-_NAMESPACES = "let this user make namespaces: docs/troubleshooting.md, section on the code task"
+_NAMESPACES = "allow this user to create namespaces: see docs/troubleshooting.md, section on the code task"
 _REMEDIES = {  # by a part of bubblewrap's error message
     "Unknown option": "bubblewrap 0.7 or newer is needed",
     "/proc/": "mount /proc where troll runs, as containers do by default",

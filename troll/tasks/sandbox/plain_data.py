@@ -122,7 +122,7 @@ def _to_json(value: Any, depth: int, budget: list[int]) -> Any:
         other = _as_data(value, kind)
     except (MemoryError, NotPlainError):
         raise
-    except Exception:  # the value's own code may run, and fail
+    except Exception:  # code of the value itself may have run and failed
         raise _unknown(kind) from None
     return _to_json(other, depth - 1, budget)
 
@@ -198,7 +198,7 @@ def _from_json(node: Any, depth: int) -> Any:
 
 
 def refuse_colliding(keys: Iterable[Any]) -> None:
-    """Refuses keys with many equal hashes: an attacker can choose such integers to make a dict quadratic.
+    """Refuses keys with many equal hashes: integers can be chosen so that building a dict is quadratic.
 
     Raises:
         NotPlainError: there are too many.

@@ -82,7 +82,7 @@ class Chain:
         return values
 
     def working(self, steps: int) -> str:
-        """Returns the first ``steps`` steps, one per line (``7+5=2``, after any name), and the boxed result."""
+        """Returns the first ``steps`` steps, one a line (``7+5=2``, after any name), and a boxed result."""
         whose = f"{self.name} " if self.name else ""
         lines, value = [], self.start
         for (verb, digit), result in list(zip(self.operations, self.values, strict=True))[:steps]:

@@ -15,7 +15,7 @@ from troll.tasks.types import Split
 
 
 class Asked(Protocol):
-    """What a problem is made from."""
+    """The content of a problem."""
 
     @property
     def identity(self) -> str:
@@ -29,7 +29,7 @@ Draw = Callable[[random.Random, Mapping[str, Any]], Item]
 
 
 class FlawedSettings(Settings):
-    """Settings of a task whose demonstrations have flaws."""
+    """Settings of a task with flawed demonstrations."""
 
     # The settings that are shares of flawed demonstrations; the rest are right.
     FLAWS: ClassVar[tuple[str, ...]] = ()

@@ -28,7 +28,7 @@ __all__ = ["CodeVerdict", "code_rewards", "verify_code"]
 def code_rewards(
     problems: Sequence[Problem], completions: Sequence[str], *, as_written: bool = False
 ) -> list[float]:
-    """Rewards for training, one per completion: 1.0 where all base and plus inputs pass, else 0.0."""
+    """Returns the training reward of each completion: 1.0 if all base and plus inputs pass, else 0.0."""
     verdicts = verify_code([problem.record for problem in problems], completions, as_written=as_written)
     for verdict in verdicts:
         if verdict.status == "infrastructure":

@@ -29,7 +29,7 @@ _TOLERANCE = sympy.Rational(1, 10**45)
 _ROUGHLY = sympy.Rational(1, 20)
 # Values of variables when expressions are compared: unlikely to be roots, and of both signs.
 _POINTS = (sympy.Rational(7393, 5147), sympy.Rational(-5077, 3209), sympy.Rational(2017, 8081))
-# math-verify takes letters at the end for units (pi r^2 h is pi r^2), and capitals for small letters.
+# Unlike math-verify's, which take letters at the end for units (pi r^2 h is pi r^2) and ignore case.
 _NORMALIZATION = replace(LatexExtractionConfig().normalization_config, boxed="none", units=False)
 _CONVERSION = ConversionConfig(lowercase_symbols=False)
 _IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])")

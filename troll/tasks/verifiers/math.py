@@ -46,7 +46,7 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def math_rewards(problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
-    """Rewards for training, one per completion: 1.0 where the boxed answer is right, else 0.0."""
+    """Returns the training reward of each completion: 1.0 if the boxed answer is right, else 0.0."""
     answers = [problem.answer for problem in problems]
     return [float(status == "passed") for status in judge_math(answers, completions, standard="reward")]
 

@@ -47,7 +47,7 @@ class CodeProblem:
 
 @dataclass(frozen=True)
 class Reference:
-    """What a reference solution returned."""
+    """The outputs of a reference solution."""
 
     # the problem as it is judged: without calls whose outputs are too large to leave the sandbox (one call of
     # MBPP+ returns 128 million items)
