@@ -122,7 +122,7 @@ def _set(data, path, value):
                 ("guess", float("inf"), "must be a number in [0, 1]"),
                 ("guess", True, "must be a number in [0, 1]"),
                 ("guess", -0.5, "must be a number in [0, 1]"),
-                ("guess", 0.9, "the sum of guess and stop_early must be at most 1"),
+                ("guess", 0.9, "guess and stop_early must add up to at most 1"),
                 ("guess_right", 2, "must be a number in [0, 1]"),
                 ("names", 5000, "must be an integer in [0, 4900]"),
                 ("names", 1.5, "must be an integer in [0, 4900]"),

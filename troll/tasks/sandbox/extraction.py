@@ -87,9 +87,10 @@ def load(
 ) -> None:
     """Runs the module made of a prompt and a completion, or of the completion alone if ``prompt`` is None.
 
-    If a statement fails once the function exists, such as a test that the model wrote, only the imports and
-    definitions after it are run. A script has no entry point. With ``as_written``, the fenced block, or the
-    completion if there is none, is run without searching further. Raises what the program raises.
+    If a statement fails, such as a test that the model wrote, the imports and definitions after it are still
+    run, and its exception is raised only if the function is missing then or there is no entry point (a
+    script). With ``as_written``, the fenced block, or the completion if there is none, is run without
+    searching further, and every exception is raised.
     """
     if prompt is None or as_written:
         source = completion

@@ -37,7 +37,7 @@ class FlawedSettings(Settings):
     @model_validator(mode="after")
     def _check_flaws(self) -> "FlawedSettings":
         if sum(getattr(self, name) for name in self.FLAWS) > 1 + 1e-9:
-            raise ValueError(f"the sum of {' and '.join(self.FLAWS)} must be at most 1")
+            raise ValueError(f"{' and '.join(self.FLAWS)} must add up to at most 1")
         return self
 
 
