@@ -108,7 +108,7 @@ def test_what_is_not_there_is_a_line(command, tmp_path, monkeypatch):
         ),
         (
             ["grade", "--task", "chains", "--checkpoint", "c", "--out", "o"],
-            "task chains generates its problems: name the file with some, --problems FILE",
+            "task chains generates its problems; give a file of them with --problems FILE",
         ),
         (["rank", "board.yaml", "--space", "a=1"], "rank: board.yaml is a protocol; --space, --protocol and"),
         (

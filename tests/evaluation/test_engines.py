@@ -174,7 +174,7 @@ def test_another_engine_does_not_go_on_with_these_samples(checkpoint, tmp_path, 
     [
         ("ollama", {}, "engine is 'ollama'; valid: transformers, vllm"),
         ("transformers", {"dtype": "float32"}, "options dtype are for the engine vllm"),
-        ("vllm", {"seed": 3}, "engine option 'seed' is set by the command line"),
+        ("vllm", {"seed": 3}, "engine option 'seed' is set by troll"),
     ],
 )
 def test_bad_engines_are_refused(checkpoint, vllm, name, options, message):

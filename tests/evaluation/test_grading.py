@@ -356,7 +356,7 @@ def test_problems_without_samples_are_an_error_or_listed(tmp_path):
         ('{"task_id": "chains/test/0"}', "samples.jsonl:1: no text field 'completion'"),
         ('{"task_id": "chains/test/0", "completion": 7}', "samples.jsonl:1: no text field 'completion'"),
         ('{"task_id": "other", "completion": ""}', "samples.jsonl:1: task_id 'other' is not in"),
-        ("", "holds no samples"),
+        ("", "contains no samples"),
         ("{", "samples.jsonl:1: not JSON"),
     ],
 )
@@ -436,7 +436,7 @@ def test_all_problems_must_have_samples_unless_told_otherwise(tmp_path, real_dat
         graded(tmp_path, "aime24", [("60", "")], only_present=False)
     with pytest.raises(UserError, match=r"task_id 'x' is not in aime24 \(test\)"):
         graded(tmp_path, "aime24", [("x", "")])
-    with pytest.raises(UserError, match="chains generates its problems: name the file"):
+    with pytest.raises(UserError, match="chains generates its problems; give the file that was sampled"):
         graded(tmp_path, "chains", [("x", "")])
 
 

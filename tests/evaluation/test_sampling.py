@@ -277,7 +277,7 @@ def test_prompts_that_do_not_fit_may_be_cut_to_their_end(checkpoint, tmp_path):
     assert [row.get("cut", False) for row in rows] == [True] * 4 + [False] * 4
     whole = draw(checkpoint, tmp_path / "b.jsonl", [Prompt("t/0", "a" * 100)], max_new_tokens=28)
     assert [row["completion"] for row in rows[:4]] == [row["completion"] for row in whole]
-    with pytest.raises(UserError, match="max_new_tokens 128 leaves a prompt no room"):
+    with pytest.raises(UserError, match="max_new_tokens 128 leaves no room for a prompt"):
         draw(checkpoint, tmp_path / "c.jsonl", long, max_new_tokens=128, cut_prompts=True)
 
 

@@ -1,1 +1,1 @@
-"""Samples from checkpoints and grades them."""
+"""Samples responses from checkpoints and grades them."""

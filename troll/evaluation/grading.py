@@ -1,4 +1,4 @@
-"""Grades samples: mathematics through lm-eval and math-verify, code through our checker and evalplus."""
+"""Grades samples: mathematics with math-verify and lm-eval, code with our own checker and evalplus."""
 
 import importlib.metadata
 import platform
@@ -22,14 +22,14 @@ from troll.tasks.prompts import text_until_end
 from troll.tasks.registry import get_task
 from troll.tasks.types import Problem
 
-# Which special rules evalplus applies, where it can judge; plus sets have verdicts on base inputs too.
+# The data set whose special oracles evalplus applies, by task. Plus sets also get verdicts on base inputs.
 _EVALPLUS = {"functions": "humaneval", "humaneval": "humaneval", "humaneval+": "humaneval", "mbpp+": "mbpp"}
 _PLUS = ("functions", "humaneval+", "mbpp+")
-# lm-eval and our own sum agree but for the order of additions
+# lm-eval adds in another order, so its means may differ from ours by rounding.
 _METRIC_TOLERANCE = 1e-9
 _NAMES_SHOWN = 20
 _SOURCE_CHARACTERS = 100
-_GENERATED = "task {task} generates its problems: name the file {what}, --problems FILE"
+_GENERATED = "task {task} generates its problems; give {what} with --problems FILE"
 
 
 def grade(
@@ -44,21 +44,22 @@ def grade(
     """Grades samples and writes the verdicts as JSON.
 
     Args:
-        task: the name of any task.
-        samples_path: JSON lines with ``task_id`` and ``completion``; several per task_id are allowed. In
-            place of the problems' own ids, all task_ids may be row numbers, from 0. Nothing counts that
-            comes after the end of a text, should it be written out (``<|im_end|>``).
+        task: name of any task.
+        samples_path: JSON lines with ``task_id`` and ``completion``, any number of them per task_id. Instead
+            of the problems' own ids, all task_ids may be row numbers of the problems, from 0. Text after a
+            written-out end-of-text token (such as ``<|im_end|>``) is ignored.
         problems_path: the task's problems as JSON lines; None loads the data set of that name.
-        out: gets ``task``, ``metrics`` (pass@1 and unbiased pass@k, for plus sets also base/pass@k; of public
-            data ``official/pass@k`` and the number of ``disagreements`` too), ``problems`` (by task_id:
-            ``passed`` and ``status`` of each sample, in input order, and ``official`` where there is such a
-            verdict), ``official`` (who gave that, with version, task, metric and standard error),
-            ``disagreements`` between graders, ``missing`` (problems without a sample), ``versions``,
-            ``data`` (where the problems come from, and whether they are a substitute) and ``data_sha256``.
-            Of public data, ``disagreements.jsonl`` beside it lists these with their problems, and of
-            mathematics ``lm_eval/`` has lm-eval's own files.
-        only_present: leave problems without a sample out; otherwise they are an error.
-        split: of the data set; default ``test``, or ``all`` where the samples name problems outside it.
+        out: JSON file to write. Its keys are ``task``, ``metrics`` (pass@1 and unbiased pass@k; for plus sets
+            also base/pass@k; for public data also ``official/pass@k`` and the number of ``disagreements``),
+            ``problems`` (by task_id: ``passed`` and ``status`` of each sample in input order, and
+            ``official``, the public scorer's verdicts, if there are any), ``official`` (the public scorer:
+            version, tasks, metric, results and standard error), ``disagreements`` between graders,
+            ``missing`` (problems without a sample), ``versions``, ``data`` (where the problems come from,
+            and whether they are a substitute) and ``data_sha256``. For public data,
+            ``disagreements.jsonl`` beside it lists the disagreements with their prompts; for mathematics,
+            ``lm_eval/`` beside it holds lm-eval's own files.
+        only_present: leave out problems without a sample; otherwise they are an error.
+        split: split of the data set; default ``test``, or ``all`` if the samples name problems outside it.
     """
     if task not in testbed.NAMES and task not in DATA_SETS:
         raise UserError(f"cannot grade task {task!r}; valid: {', '.join((*testbed.NAMES, *DATA_SETS))}")
@@ -82,28 +83,28 @@ def grade(
 
 
 def problems_of(task: str, path: Path | None, split: str | None = None) -> list[Problem]:
-    """The problems that a model is to be graded on: of a file, or of the public data set of that name."""
+    """Returns the problems to grade a model on, from a file or from the public data set of that name."""
     if path is not None:
         return get_task(task).load(path)
     if task not in DATA_SETS:
-        get_task(task)  # says what is wrong with an unknown one
-        raise UserError(_GENERATED.format(task=task, what="with some"))
+        get_task(task)  # raises if the task is unknown
+        raise UserError(_GENERATED.format(task=task, what="a file of them"))
     return list(load(task, _splits(task, split)[0]).problems)
 
 
 def _splits(task: str, split: str | None) -> list[str]:
-    """The splits of a data set to look for problems in: the one that is named, or those that are graded."""
+    """Returns the splits to look for problems in: the one given, or else ``test`` and ``all``."""
     return [split] if split else [name for name in ("test", "all") if name in DATA_SETS[task].parts]
 
 
 def beside(grades: Path, name: str) -> Path:
-    """What belongs to a file of grades: ``lm_eval`` to grades.json, ``x.lm_eval`` to x.grades.json."""
+    """Returns the path beside a grades file: ``lm_eval`` for grades.json, ``x.lm_eval`` for x.grades.json."""
     return grades.with_name(f"{grades.stem.removesuffix('grades').rstrip('.')}.{name}".removeprefix("."))
 
 
 @dataclass(frozen=True)
 class _Data:
-    """Problems by task_id, where they come from, and the digest of that."""
+    """Problems by task_id, where they come from, and the digest of their source."""
 
     problems: Mapping[str, Mapping[str, Any]]
     source: str
@@ -112,10 +113,10 @@ class _Data:
 
 
 def _read_problems(task: str, path: Path | None, split: str | None, ids: set[str]) -> _Data:
-    """The problems that the samples are of."""
+    """Returns the problems that the samples answer."""
     if path is not None:
         rows = read_jsonl(path)
-        if task in DATA_SETS:  # a row of a public file as it was published becomes a problem, as our own are
+        if task in DATA_SETS:  # rows may be problems of ours, or rows of the public file as published
             convert = DATA_SETS[task].convert
             rows = [row if "prompt" in row else convert(row, n).as_row() for n, row in enumerate(rows)]
         by_id = {str(row.get("task_id", number)): row for number, row in enumerate(rows)}
@@ -123,7 +124,7 @@ def _read_problems(task: str, path: Path | None, split: str | None, ids: set[str
         provenance = {"source": "file", "substitute": bool(notes), "note": notes[0] if notes else ""}
         found = [_Data(by_id, str(path), provenance, sha256(path.read_bytes()).hexdigest())]
     elif task not in DATA_SETS:
-        raise UserError(_GENERATED.format(task=task, what="that was sampled"))
+        raise UserError(_GENERATED.format(task=task, what="the file that was sampled"))
     else:
         first, *others = _splits(task, split)
         found = [_loaded(load(task, first))]
@@ -141,7 +142,7 @@ def _loaded(data: Loaded) -> _Data:
 
 
 def _read_samples(path: Path) -> list[tuple[str, str]]:
-    """(task_id, completion) of each line."""
+    """Returns (task_id, completion) of each line."""
     samples = []
     for number, row in enumerate(read_jsonl(path), start=1):
         if not isinstance(row.get("completion"), str):
@@ -155,7 +156,7 @@ def _read_samples(path: Path) -> list[tuple[str, str]]:
 def _by_problem(
     path: Path, samples: Sequence[tuple[str, str]], data: _Data, only_present: bool
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Completions by task_id in the order of the problems, and the problems that have none."""
+    """Returns completions by task_id, in the order of the problems, and the problems that have none."""
     found: dict[str, list[str]] = {task_id: [] for task_id in data.problems}
     for number, (task_id, completion) in enumerate(samples, start=1):
         if task_id not in found:
@@ -163,12 +164,12 @@ def _by_problem(
         found[task_id].append(text_until_end(completion, str(data.problems[task_id]["prompt"])))
     missing = [task_id for task_id, texts in found.items() if not texts]
     if len(missing) == len(found):
-        raise UserError(f"{path}: holds no samples")
+        raise UserError(f"{path}: contains no samples")
     if missing and not only_present:
         names = ", ".join(missing[:_NAMES_SHOWN]) + (", ..." if len(missing) > _NAMES_SHOWN else "")
         raise UserError(
-            f"{path}: {len(missing)} of {len(found)} problems have no sample ({names}); add them, or grade "
-            f"only the problems present (--only-present)"
+            f"{path}: {len(missing)} of {len(found)} problems have no sample ({names}); add samples, or "
+            f"grade only the problems that have one (--only-present)"
         )
     return {task_id: texts for task_id, texts in found.items() if texts}, missing
 
@@ -210,7 +211,7 @@ def _grade_math(
         for key, found in scored.results[tasks[0].name]["metrics"].items()
     }
     if "pass@1" not in own:
-        raise RuntimeError(f"lm-eval returned no pass@1 but {sorted(own)}")
+        raise RuntimeError(f"lm-eval returned no pass@1, only {sorted(own)}")
     apart = [
         {"metric": name, "lm_eval": value, "troll": result["metrics"][name]}
         for name, value in own.items()
@@ -218,12 +219,12 @@ def _grade_math(
     ]
     if not public:
         return {**result, "metrics": result["metrics"] | own, "disagreements": apart}
-    if apart:  # it calls our own judge
-        raise RuntimeError(f"lm-eval's task {tasks[0].name} says otherwise than the judge it calls: {apart}")
-    first = [one for one in tasks if one.official and one.name in scored.results]
+    if apart:  # the task calls our own judge
+        raise RuntimeError(f"lm-eval's task {tasks[0].name} disagrees with the judge that it calls: {apart}")
+    official_tasks = [one for one in tasks if one.official and one.name in scored.results]
     verdicts = {
         task_id: [value == 1.0 for value in values]
-        for one in first
+        for one in official_tasks
         for task_id, values in scored.samples[one.name][str(one.official)].items()
     }
     disagreements = [
@@ -242,8 +243,8 @@ def _grade_math(
     about = {
         "scorer": "lm-eval",
         "version": importlib.metadata.version("lm_eval"),
-        "tasks": [one.name for one in first],
-        "metric": str(first[0].official),
+        "tasks": [one.name for one in official_tasks],
+        "metric": str(official_tasks[0].official),
     }
     official = _official(about, verdicts, result, disagreements)
     return {**result, **official, "lm_eval": scored.results, "lm_eval_failures": scored.failures}
@@ -255,7 +256,7 @@ def _official(
     result: Mapping[str, Any],
     disagreements: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """What the public scorer's verdicts add to grades: its figures, and how often it differs from ours."""
+    """Returns what the public scorer adds to the grades: its results, and its disagreements with ours."""
     metrics = _metrics(verdicts)
     means = [sum(flags) / len(flags) for flags in verdicts.values()]
     error = statistics.stdev(means) / len(means) ** 0.5 if len(means) > 1 else None
@@ -304,7 +305,7 @@ def _grade_code(
         if verdict.status == "infrastructure":
             raise UserError(
                 f"sandbox: failed while judging a sample of {task_id} ({verdict.detail}); "
-                f"nothing is graded, since that says nothing about the sample"
+                f"no grades are written, because the fault is not the sample's"
             )
     incomparable = [
         {"task_id": task_id, "completion": text, "reason": verdict.detail}
@@ -312,7 +313,10 @@ def _grade_code(
         if verdict.status == "incomparable"
     ]
     if incomparable:
-        say(f"grade: {len(incomparable)} samples count as wrong unseen: {incomparable[0]['reason']}")
+        say(
+            f"grade: {len(incomparable)} samples count as wrong because their outputs cannot be compared; "
+            f"the first: {incomparable[0]['reason']}"
+        )
     disagreements = [
         {
             "task_id": key[0],

@@ -1,4 +1,4 @@
-"""Samples responses from a checkpoint: seeded for each response, batched, resumable."""
+"""Samples responses from a checkpoint in batches, with a seed for each response; interrupted calls resume."""
 
 import hashlib
 import shutil
@@ -40,28 +40,29 @@ def sample(
     """Samples responses and writes them as JSON lines.
 
     The random stream of a response is derived from (seed, task_id, sample), so neither the batch size nor an
-    interruption changes it. Batches done are kept beside ``out`` (``<out>.parts/``) until all are.
+    interruption changes it. Finished batches are kept in ``<out>.parts/`` until ``out`` is written.
+
+    A run that stopped at a loss that is not finite (``not_finite: zero``) has no checkpoint; all of its
+    samples are empty, so it solves nothing.
 
     Args:
         checkpoint: directory with model and tokenizer, or the name of a hub model.
+        problems: problems with distinct task_ids, at least one.
         samples_per_problem: responses for each problem.
-        max_new_tokens: longest response, in tokens, end of text included.
-        out: gets a line ``{"task_id", "sample", "completion", "tokens", "finished"}`` per response, in
-            the order of the problems; ``completion`` is the raw text without special tokens, ``finished``
-            tells whether the response ended by itself, and ``cut`` is there and true after a cut prompt.
-        temperature: divides the logits; 0 is greedy.
+        max_new_tokens: longest response in tokens, end of text included.
+        out: file to write: one line ``{"task_id", "sample", "completion", "tokens", "finished"}`` per
+            response, in the order of the problems. ``completion`` is the text without special tokens;
+            ``finished`` is false if the response was cut at ``max_new_tokens``; ``cut: true`` is added if
+            the prompt was cut.
+        temperature: sampling temperature; 0 is greedy.
         batch_size: responses decoded at a time.
-        seed: of the random streams.
+        seed: seed of the random streams.
         chat: ``on``, ``off`` or ``auto``, see `troll.tasks.prompts.wants_chat`.
         thinking: see `troll.tasks.prompts.encode`.
-        cut_prompts: cut prompts that do not fit to their last tokens, as lm-eval does, instead of refusing
-            them.
-        engine: ``transformers`` or ``vllm``; their random streams differ, so their texts do.
+        cut_prompts: cut the start of prompts that are too long, as lm-eval does, instead of raising an error.
+        engine: ``transformers`` or ``vllm``; they draw different random numbers, so their texts differ.
         engine_options: arguments of ``vllm.LLM``.
-        device: for transformers; default CUDA if there is a device, else CPU.
-
-    A run that stopped at a loss that is not finite, and counts as one that solves nothing, has no checkpoint:
-    all of its samples are empty.
+        device: device for transformers; default CUDA if there is one, else CPU.
     """
     _check_arguments(
         problems,
@@ -104,7 +105,7 @@ def sample(
             problem.task_id: _fitting(problem, ids, loaded.context, max_new_tokens, cut_prompts)
             for problem, ids in zip(left, encoded, strict=True)
         }
-        # Prompts of like length share a batch, so that little padding is read.
+        # Prompts of similar length share a batch, which needs little padding.
         todo.sort(key=lambda item: len(prompts[item[0].task_id][0]))
         progress = _Progress(out, len(todo), len(wanted))
         for start in range(0, len(todo), batch_size):
@@ -118,7 +119,7 @@ def sample(
 
 
 def write_oracle(task: Task, problems: Path, out: Path) -> None:
-    """Writes one sample per problem: its reference solution, ended with a box where the set has none."""
+    """Writes one sample per problem: its reference solution, with the answer boxed at the end if need be."""
     rows = [
         {
             "task_id": problem.task_id,
@@ -131,9 +132,9 @@ def write_oracle(task: Task, problems: Path, out: Path) -> None:
 
 
 def _solution(problem: Problem) -> str:
-    r"""The reference solution where it ends with a box, else with the reference answer in one.
+    r"""Returns the reference solution, followed by the boxed reference answer unless it contains a box.
 
-    The box ends the text: for lm-eval's gsm8k, the last number of ``$\boxed{18}$.`` is ``$.``.
+    Nothing follows the box: lm-eval's gsm8k reads the last number of ``$\boxed{18}$.`` as ``$.``.
     """
     solution = str(problem.record.get("solution") or "")
     return solution if "\\boxed{" in solution else f"{solution}\n\n\\boxed{{{problem.answer}}}"
@@ -142,22 +143,22 @@ def _solution(problem: Problem) -> str:
 def _check_arguments(problems: Sequence[Problem], temperature: float, **counts: int) -> None:
     for name, value in counts.items():
         if value < 1:
-            raise UserError(f"sampling: {name} is {value}; at least 1 is needed")
+            raise UserError(f"sampling: {name} is {value}; must be at least 1")
     if not temperature >= 0:
-        raise UserError(f"sampling: temperature is {temperature}; 0 (greedy) or more is needed")
+        raise UserError(f"sampling: temperature is {temperature}; must be 0 (greedy) or more")
     if not problems:
         raise UserError("sampling: there are no problems")
     seen: set[str] = set()
     for problem in problems:
         if problem.task_id in seen:
             raise UserError(
-                f"sampling: task_id {problem.task_id!r} occurs twice; samples could not be told apart"
+                f"sampling: task_id {problem.task_id!r} occurs twice; every problem needs its own task_id"
             )
         seen.add(problem.task_id)
 
 
 def _stopped(checkpoint: Path) -> bool:
-    """Whether the run of a checkpoint stopped at a loss that is not finite, which left no model."""
+    """Tells whether the checkpoint's run stopped at a loss that is not finite, and so left no model."""
     manifest = checkpoint.parent / "manifest.json"
     if checkpoint.exists() or not manifest.is_file():
         return False
@@ -176,7 +177,7 @@ def _row(problem: Problem, number: int, text: str, tokens: int, finished: bool) 
 
 
 def _fingerprint(checkpoint: Path) -> str:
-    """Changes when the checkpoint does: names, sizes and times of its files."""
+    """Returns a digest that changes with the checkpoint: of the names, sizes and times of its files."""
     if not checkpoint.is_dir():
         return str(checkpoint)
     files = sorted(path for path in checkpoint.iterdir() if path.is_file())
@@ -185,7 +186,7 @@ def _fingerprint(checkpoint: Path) -> str:
 
 
 def _rows_done(parts: Path, settings: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
-    """Rows of an interrupted call with the same settings; what another call left is removed."""
+    """Returns the rows of an interrupted call with the same settings; removes those with other settings."""
     record = parts / "settings.json"
     if record.exists() and read_json(record) == settings:
         return {
@@ -204,7 +205,7 @@ def _sampled(
     prompts: Mapping[str, tuple[tuple[int, ...], bool]],
     seed: int,
 ) -> list[dict[str, Any]]:
-    """The rows of a batch; prompts are by task_id, each with whether it is cut."""
+    """Samples a batch and returns its rows. ``prompts``: by task_id, token ids and whether they are cut."""
     requests = [
         Request(
             prompts[problem.task_id][0],
@@ -228,36 +229,36 @@ def _sampled(
 def _fitting(
     problem: Problem, ids: Sequence[int], context: int | None, max_new_tokens: int, cut: bool
 ) -> tuple[tuple[int, ...], bool]:
-    """The prompt, or as much of its end as the context leaves room for; and whether it is cut."""
+    """Returns the prompt, cut at its start if it does not fit into the context, and whether it is cut."""
     if not ids:
         raise UserError(f"sampling: the prompt of {problem.task_id} has no tokens")
     if context is None or len(ids) + max_new_tokens <= context:
         return tuple(ids), False
     if not cut:
         raise UserError(
-            f"sampling: the prompt of {problem.task_id} has {len(ids)} tokens, and with max_new_tokens "
-            f"{max_new_tokens} that exceeds the model's context of {context}"
+            f"sampling: the prompt of {problem.task_id} has {len(ids)} tokens; with max_new_tokens "
+            f"{max_new_tokens} it exceeds the model's context of {context} tokens"
         )
     if max_new_tokens >= context:
         raise UserError(
-            f"sampling: max_new_tokens {max_new_tokens} leaves a prompt no room in the model's context of "
-            f"{context}"
+            f"sampling: max_new_tokens {max_new_tokens} leaves no room for a prompt in the model's context "
+            f"of {context} tokens"
         )
     return tuple(ids[max_new_tokens - context :]), True
 
 
 class _Progress:
-    """Lines for a person who waits: how far, how fast, how long still."""
+    """Prints progress: samples done, tokens per second and seconds left."""
 
     def __init__(self, out: Path, todo: int, total: int) -> None:
         self._out, self._todo, self._total = out, todo, total
         self._done = self._tokens = 0
         self._start = self._said = time.monotonic()
         if todo < total:
-            print(f"{out}: continues after {total - todo} of {total} samples", file=sys.stderr, flush=True)
+            print(f"{out}: resumes after {total - todo} of {total} samples", file=sys.stderr, flush=True)
 
     def add(self, rows: int, tokens: int) -> None:
-        """Counts a batch, and reports if the last report is a while ago or this is the end."""
+        """Counts a batch; prints at most every `_PROGRESS_S` seconds, and at the end."""
         self._done += rows
         self._tokens += tokens
         now = time.monotonic()

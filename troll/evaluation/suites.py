@@ -1,8 +1,8 @@
-"""Further data sets that the models of a task are evaluated on: one job samples them all, one grades them.
+"""Suites: further data sets that a task's models are evaluated on. One job samples them all, one grades them.
 
-Files under ``suites/`` of a run or base model: ``<name>.samples.jsonl`` with ``<name>.made_of.json`` and
-``<name>.grades.json`` for each data set; ``sampled.json`` and ``graded.json``, written last, tell that all of
-them are there.
+Files under ``suites/`` of a run or base model: ``<name>.samples.jsonl``, ``<name>.made_of.json`` and
+``<name>.grades.json`` for each data set. ``sampled.json`` and ``graded.json`` are written last, when all data
+sets are done.
 """
 
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ from troll.tasks.registry import get_task
 def sample_suites(
     checkpoint: Path, suites: Mapping[str, Suite], data: Path, out: Path, **options: Any
 ) -> None:
-    """Samples every data set; what an interrupted call has finished is not sampled again.
+    """Samples every data set, and skips those that an interrupted call has finished.
 
-    ``data`` has ``<name>/test.jsonl`` for each; options are those of `troll.evaluation.sampling.sample`.
+    ``data`` holds ``<name>/test.jsonl`` for each; options are those of `troll.evaluation.sampling.sample`.
     """
-    model = sha256_of_file(_there(checkpoint.parent / "manifest.json"))
+    model = sha256_of_file(_existing(checkpoint.parent / "manifest.json"))
     sampled = {name: suite.model_dump(exclude={"test"}) for name, suite in suites.items()}
     for name, how in sampled.items():
         problems, path = data / name / "test.jsonl", out / f"{name}.samples.jsonl"
-        made_of = {"model": model, "problems": sha256_of_file(_there(problems)), **how, **options}
+        made_of = {"model": model, "problems": sha256_of_file(_existing(problems)), **how, **options}
         record = out / f"{name}.made_of.json"
         if path.exists() and record.exists() and read_json(record) == made_of:
             continue
@@ -46,7 +46,7 @@ def sample_suites(
 
 
 def grade_suites(data: Path, out: Path) -> None:
-    """Grades what `sample_suites` has sampled; ``out`` gets graded.json with what `grade` says, by name."""
+    """Grades what `sample_suites` has sampled, and writes all grades by name to ``<out>/graded.json``."""
     found = {}
     for name in read_json(out / "sampled.json"):
         path = out / f"{name}.grades.json"
@@ -55,7 +55,7 @@ def grade_suites(data: Path, out: Path) -> None:
     write_json(out / "graded.json", found)
 
 
-def _there(path: Path) -> Path:
+def _existing(path: Path) -> Path:
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     return path

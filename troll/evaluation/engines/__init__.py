@@ -1,4 +1,4 @@
-"""Engines that sample responses, transformers and vLLM: what each takes and gives."""
+"""The interface of the engines that sample responses, transformers and vLLM."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Request:
-    """One response to be written: the prompt's token ids, and the seed of the response's random stream."""
+    """A request for one response: the prompt's token ids, and the seed of the response's random stream."""
 
     prompt: tuple[int, ...]
     seed: int
@@ -15,7 +15,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """Token ids with the end of text, if the response ended by itself (``finished``)."""
+    """A response's token ids. ``finished``: it ended by itself, and not at the length limit."""
 
     tokens: list[int]
     finished: bool
@@ -26,11 +26,11 @@ class Engine(Protocol):
 
     @property
     def tokenizer(self) -> Any:
-        """The model's tokenizer, of transformers."""
+        """The model's transformers tokenizer."""
 
     @property
     def context(self) -> int | None:
-        """Longest prompt and response together, in tokens; None if nothing says so."""
+        """Longest prompt and response together, in tokens; None if unknown."""
 
     def complete(self, requests: Sequence[Request]) -> list[Response]:
-        """Responses in the order of the requests; each depends on its own prompt and seed alone."""
+        """Returns responses in the order of the requests; each depends only on its own prompt and seed."""

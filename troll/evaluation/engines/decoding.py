@@ -1,8 +1,8 @@
 """Batched decoding with a random stream for each response.
 
-The next token is drawn by inverting the cumulative distribution at a uniform number of the response's
-own, so a response depends on its stream and its prompt and not on what else is in the batch (up to the
-rounding of matrix products, which changes with the batch's shape).
+Each token is drawn by inverse transform sampling, with a uniform number from the response's own stream. So a
+response depends on its prompt and stream and not on the rest of the batch, up to the rounding of matrix
+products, which changes with the batch's shape.
 """
 
 import inspect
@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
 
-# Finished responses are dropped from the batch when they are this share of it; dropping copies the cache.
+# Finished responses leave the batch once they are this share of it, since dropping rows copies the cache.
 _DROP_SHARE = 0.25
 
 
 def uniform_stream(seed: int, length: int) -> NDArray[np.float64]:
-    """The uniform numbers of one response, [length]; a longer stream starts with the shorter one."""
+    """Returns the uniform numbers of one response, [length]; a longer stream starts with the shorter one."""
     return np.random.Generator(np.random.Philox(key=seed)).random(length)
 
 
 def draw_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
-    """Token ids [B] from logits [B, V] by inverse transform sampling with uniforms [B] in [0, 1).
+    """Draws token ids [B] from logits [B, V] by inverse transform sampling with uniforms [B] in [0, 1).
 
     Temperature 0 takes the most likely token. A token of probability 0 is never drawn.
     """
@@ -47,16 +47,16 @@ def decode_batch(
     temperature: float,
     stop_ids: Collection[int],
 ) -> list[list[int]]:
-    """One response per row, as token ids; transformers models with attention, recurrent states or both.
+    """Samples B responses as token ids, from transformers models with attention, recurrent states or both.
 
-    Each of P prompts, none empty, is read once, however many of the B rows ``owners`` gives it. Uniforms are
-    [B, T] random numbers; T bounds the responses' length. A response ends with the first of ``stop_ids``,
-    which stays in it.
+    ``owners`` [B] gives each response's index into the P prompts, none of them empty; each prompt is read
+    once. ``uniforms`` [B, T] are random numbers in [0, 1); T is the longest response. A response ends with
+    the first of ``stop_ids``, which it includes.
     """
     responses: list[list[int]] = [[] for _ in owners]
     name, lengths = _cache_name(model), set(map(len, prompts))
     if name is None and len(lengths) > 1:
-        # Such models (RWKV, xLSTM) do not know padding either: rows of one length at a time.
+        # Such models (RWKV, xLSTM) do not support padding either: decode rows of one length at a time.
         for length in lengths:
             rows = [row for row, owner in enumerate(owners) if len(prompts[owner]) == length]
             shown = sorted({owners[row] for row in rows})
@@ -99,20 +99,20 @@ def decode_batch(
 
 
 def _cache_name(model: Any) -> str | None:
-    """By which name a model takes transformers' cache; None if it takes no such cache."""
-    # Transformers has no public word for it. xLSTM and MiniMax would raise, RWKV forget all but one token.
+    """Returns the argument by which a model takes transformers' cache; None if it cannot use that cache."""
+    # There is no public way to ask. With this cache, xLSTM and MiniMax raise and RWKV keeps one token only.
     if not model._supports_default_dynamic_cache():
         return None
     names = inspect.signature(model.forward).parameters
-    # From transformers 5.24 on it is ``cache`` for all models; before, one of the others.
+    # ``cache`` from transformers 5.24 on, one of the others before.
     return next((name for name in ("cache", "past_key_values", "cache_params") if name in names), None)
 
 
 class _Reader:
-    """Rows that a model has read, left-padded, with its cache of them.
+    """A left-padded batch that a model has read, with its cache.
 
     Attributes:
-        logits: [P, V], of what follows each prompt.
+        logits: [P, V], of the first token after each prompt.
     """
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], name: str) -> None:
@@ -129,13 +129,13 @@ class _Reader:
         self.logits = self._forward(ids.to(model.device), positions)
 
     def select(self, rows: Tensor) -> None:
-        """Makes other rows of these: some of them, or some more than once."""
-        # By its name for beams, which states of recurrent layers have too, unlike `batch_select_indices`.
+        """Replaces the batch by the given rows, which may repeat."""
+        # Meant for beams, and defined for recurrent layers too, unlike `batch_select_indices`.
         self._cache.reorder_cache(rows)
         self._mask = self._mask[rows]
 
     def read(self, tokens: Tensor) -> Tensor:
-        """Logits [B, V] after one more token [B] for each row."""
+        """Appends a token to each row, [B], and returns the next logits, [B, V]."""
         self._mask = torch.cat([self._mask, torch.ones_like(self._mask[:, :1])], dim=1)
         return self._forward(tokens[:, None], self._mask.sum(-1, keepdim=True) - 1)
 
@@ -153,7 +153,7 @@ class _Reader:
 
 
 class _Rereader:
-    """The same without a cache, for prompts of one length: everything is read again for each token."""
+    """Does the same without a cache, for prompts of one length: reads everything again for each token."""
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]]) -> None:
         self._model, self._ids = model, torch.tensor(prompts, device=model.device)

@@ -1,4 +1,4 @@
-"""What decodes: transformers here, or vLLM, behind one small interface."""
+"""Loads engines by name, and the engine that decodes with transformers."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,10 +23,15 @@ def load_engine(
     device: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Engine:
-    """One of `ENGINES` with a checkpoint: a directory with model and tokenizer, or a model of the hub.
+    """Loads a checkpoint into one of `ENGINES`.
 
-    ``max_new_tokens`` count the end of text. The device is CUDA if there is one, else CPU, unless it is
-    given; ``options`` are arguments of ``vllm.LLM``.
+    Args:
+        name: the engine.
+        checkpoint: directory with model and tokenizer, or the name of a hub model.
+        max_new_tokens: longest response in tokens, end of text included.
+        temperature: sampling temperature; 0 is greedy.
+        device: device for transformers; default CUDA if there is one, else CPU.
+        options: arguments of ``vllm.LLM``; for vllm only.
     """
     if name not in ENGINES:
         raise UserError(f"sampling: engine is {name!r}; valid: {', '.join(ENGINES)}")
@@ -43,12 +48,12 @@ def load_engine(
 
 
 class TransformersEngine:
-    """Decodes with transformers, each response by a stream of uniform numbers of its own."""
+    """Decodes with transformers; each response has its own stream of uniform numbers."""
 
     def __init__(
         self, checkpoint: Path, max_new_tokens: int, temperature: float, device: str | None = None
     ) -> None:
-        # Late: importing torch and transformers takes seconds, and a finished call needs neither.
+        # Imported late: they take seconds to load, and a call with nothing left to sample needs neither.
         import torch
         from transformers import AutoTokenizer
         from transformers.utils import logging
@@ -57,7 +62,7 @@ class TransformersEngine:
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-        except Exception as error:  # of several libraries with classes of their own
+        except Exception as error:  # several libraries raise their own classes
             raise loading_error(checkpoint, error) from None
         self._model = load_model(checkpoint, dtype="auto").to(device).eval()
         self._max_new_tokens = max_new_tokens

@@ -1,8 +1,7 @@
-"""vLLM as an engine: for models that are too large to sample from otherwise.
+"""The vLLM engine, for models that transformers samples too slowly or not at all.
 
-vLLM pins versions of packages that the workflow's other parts do not share, so it lives in an environment
-of its own (`make vllm`). Sampling needs nothing there of this package's dependencies but typer, pydantic and
-PyYAML.
+vLLM pins package versions that conflict with the rest of the workflow, so it has its own environment
+(`make vllm`). Of this package's dependencies, sampling needs only typer, pydantic and PyYAML there.
 """
 
 import importlib
@@ -17,9 +16,10 @@ from troll.tasks.prompts import end_ids, until_end
 
 
 class VllmEngine:
-    """Decodes with ``vllm.LLM``; every request has its own seed, so batches and interruptions change nothing.
+    """Decodes with ``vllm.LLM``.
 
-    Up to the rounding of sums, that is, which vLLM orders by what else is being decoded.
+    Every request has its own seed, so batches and interruptions change nothing, up to the rounding of sums,
+    whose order in vLLM depends on the rest of the batch.
     """
 
     def __init__(
@@ -29,12 +29,12 @@ class VllmEngine:
             vllm = importlib.import_module("vllm")
         except ImportError:
             raise UserError(
-                "vllm: not installed here; `make vllm` installs it into .venv-vllm, call .venv-vllm/bin/troll"
+                "vllm: not installed here; `make vllm` installs it into .venv-vllm; call .venv-vllm/bin/troll"
             ) from None
         self._vllm = vllm
         reserved = {"model", "seed"} & set(options)
         if reserved:
-            raise UserError(f"sampling: engine option {reserved.pop()!r} is set by the command line")
+            raise UserError(f"sampling: engine option {reserved.pop()!r} is set by troll; leave it out")
         try:
             self._model = vllm.LLM(model=str(checkpoint), seed=0, **options)
         except (OSError, ValueError, TypeError) as error:
@@ -47,8 +47,8 @@ class VllmEngine:
 
     def complete(self, requests: Sequence[Request]) -> list[Response]:
         """See `troll.evaluation.engines.Engine`."""
-        # Everything that a model's generation_config might set is set: the same distribution as
-        # transformers'.
+        # Overrides all that a model's generation_config may set, to sample from the same distribution as
+        # the transformers engine.
         parameters = [
             self._vllm.SamplingParams(
                 seed=request.seed,
@@ -74,11 +74,11 @@ class VllmEngine:
 
 
 def _generation_config(checkpoint: Path, revision: str | None) -> Any:
-    """What transformers would load with the model."""
+    """Returns the generation configuration that transformers would load with the model."""
     from transformers import AutoConfig, GenerationConfig
 
     where = {} if revision is None else {"revision": revision}
     try:
         return GenerationConfig.from_pretrained(checkpoint, **where)
-    except OSError:  # there is none, so that the model's own configuration says it
+    except OSError:  # no such file: transformers derives it from the model's configuration
         return GenerationConfig.from_model_config(AutoConfig.from_pretrained(checkpoint, **where))

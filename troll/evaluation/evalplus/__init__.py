@@ -1,1 +1,1 @@
-"""evalplus' own evaluator, inside the sandbox."""
+"""Runs evalplus' own evaluator inside the sandbox."""

@@ -1,7 +1,7 @@
-"""evalplus' own evaluator on samples, inside a sandbox of its own.
+"""Runs evalplus' own evaluator on samples, in its own sandbox.
 
-Its verdicts are set beside those of `troll.tasks.verifiers.code`: it loads the candidates' objects into
-the process that holds the expected outputs, so it can be cheated, and a cheat shows as a disagreement.
+Its verdicts are compared with those of `troll.tasks.verifiers.code`. evalplus loads a candidate's objects
+into the process that holds the expected outputs, so it can be cheated; a cheat shows as a disagreement.
 """
 
 import functools
@@ -27,7 +27,7 @@ Extraction = Literal["none", "troll", "as_written", "evalplus"]
 
 _INSIDE = ("extraction.py", "syscall_filter.py", "thread_limit.py")
 _START_S = 60.0
-# evalplus allows a program 60 s for base and 60 s for plus; the expected outputs come on top
+# evalplus allows a program 60 s for base and 60 s for plus; computing the expected outputs comes on top
 _SAMPLE_S = 300.0
 _LINE_BYTES = 4096  # a verdict is shorter
 _PROBLEM_FIELDS = ("prompt", "entry_point", "canonical_solution", "base_input", "plus_input", "atol")
@@ -35,7 +35,7 @@ _PROBLEM_FIELDS = ("prompt", "entry_point", "canonical_solution", "base_input", 
 
 @dataclass(frozen=True)
 class EvalplusVerdict:
-    """What evalplus says of one sample: base passed, and plus passed too; None where its evaluator died."""
+    """evalplus' verdict on one sample: base passed, base and plus passed; None if its evaluator died."""
 
     base: bool | None
     passed: bool | None
@@ -43,7 +43,7 @@ class EvalplusVerdict:
 
 @functools.cache
 def evalplus_version() -> str:
-    """The installed version."""
+    """Returns the version of the installed evalplus."""
     try:
         return importlib.metadata.version("evalplus")
     except importlib.metadata.PackageNotFoundError:
@@ -61,21 +61,20 @@ def evalplus_verdicts(
     """Runs evalplus' ``untrusted_check`` on samples.
 
     Args:
-        dataset: ``humaneval`` or ``mbpp``; decides evalplus' special oracles.
-        records: evalplus-like problems by task_id.
+        dataset: ``humaneval`` or ``mbpp``: selects evalplus' special oracles.
+        records: problems in evalplus' format by task_id.
         samples: (task_id, text).
-        extraction: what the texts are: ``none`` whole programs, ``troll`` completions in which
-            `troll.tasks.sandbox.extraction` finds the program, ``as_written`` completions that it takes as
-            they stand, ``evalplus`` texts for evalplus' sanitizer. All work in the process of the program,
-            inside the sandbox.
-        workers: sandboxes side by side; default the number of cores.
+        extraction: how to get the program from a text: ``none``: it is the whole text; ``troll``:
+            `troll.tasks.sandbox.extraction` finds it; ``as_written``: that takes the completion as it is;
+            ``evalplus``: evalplus' sanitizer. All run in the program's own process, inside the sandbox.
+        workers: number of parallel sandboxes; default the number of cores.
     """
     evalplus_version()
     workers = min(workers or available_cores(), max(1, len(samples) // 16))
     by_problem: dict[str, list[int]] = {}
     for index, (task_id, _) in enumerate(samples):
         by_problem.setdefault(task_id, []).append(index)
-    # A problem's samples stay together, since its expected outputs are computed once in each evaluator.
+    # A problem's samples share an evaluator, which computes the expected outputs only once.
     shards = [
         [index for task_id in list(by_problem)[start::workers] for index in by_problem[task_id]]
         for start in range(workers)
@@ -100,13 +99,13 @@ def _check_shard(job: Mapping[str, Any], indices: Sequence[int]) -> dict[int, Ev
         verdicts.update(done)
         left = [index for index in left if index not in verdicts]
         if left:
-            # The first without a verdict took the evaluator down, or kept it busy beyond any limit.
+            # The first sample without a verdict killed the evaluator, or exceeded its time.
             verdicts[left.pop(0)] = EvalplusVerdict(None, None)
     return verdicts
 
 
 def _run_once(job: Mapping[str, Any]) -> dict[int, EvalplusVerdict]:
-    """Checks until the evaluator ends, dies or is silent for too long."""
+    """Runs an evaluator until it ends, dies or is silent for too long."""
     with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile() as errors:
         path = Path(directory, "job.json")
         path.write_text(json.dumps(job), encoding="utf-8")
@@ -123,7 +122,7 @@ def _run_once(job: Mapping[str, Any]) -> dict[int, EvalplusVerdict]:
                 if "index" in row:
                     verdicts[row["index"]] = EvalplusVerdict(row["base"], row["plus"])
         except (ValueError, KeyError, TypeError):
-            pass  # a candidate wrote into the evaluator's report; it ends here
+            pass  # a candidate wrote into the evaluator's report: stop reading it
         finally:
             process.kill()
             process.wait()
@@ -131,7 +130,7 @@ def _run_once(job: Mapping[str, Any]) -> dict[int, EvalplusVerdict]:
         if not started:
             errors.seek(0)
             lines = errors.read().decode("utf-8", "replace").strip().splitlines()
-            raise UserError(f"evalplus: does not start in the sandbox: {lines[-1] if lines else 'no answer'}")
+            raise UserError(f"evalplus: did not start in the sandbox: {lines[-1] if lines else 'no answer'}")
     wanted = set(job["indices"])
     return {index: verdict for index, verdict in verdicts.items() if index in wanted}
 
@@ -146,7 +145,7 @@ def _command(job: Path) -> list[str]:
 
 
 def _lines(descriptor: int) -> Iterator[bytes]:
-    """Lines of a pipe, until its end or until the next takes too long."""
+    """Yields lines of a pipe, until it ends or the next line takes too long."""
     buffer = bytearray()
     patience = _START_S
     while select.select([descriptor], [], [], patience)[0]:

@@ -1,9 +1,9 @@
-"""Runs evalplus' own checks inside the sandbox: one JSON line per sample on the standard output.
+"""Runs evalplus' own checks inside the sandbox, and writes one JSON line per sample to standard output.
 
-The process that evalplus starts for each program confines itself first and closes all descriptors, so that it
-can neither multiply, nor kill the evaluator, nor write its report; the rest is evalplus as it is. Standard
-library and evalplus only; started by ``check.py`` as a script. Input is a JSON file: ``{"dataset",
-"problems": {task_id: record}, "samples": [[task_id, text]], "indices": [index], "extraction": how}``.
+The process that evalplus starts for each program first confines itself and closes all descriptors, so that it
+cannot fork, kill the evaluator or write its report; the rest is unchanged evalplus. Uses the standard library
+and evalplus only; ``check.py`` starts it as a script. Input is a JSON file: ``{"dataset", "problems":
+{task_id: record}, "samples": [[task_id, text]], "indices": [index], "extraction": how}``.
 """
 
 import gc
@@ -33,7 +33,7 @@ _unconfined = evalplus.eval.unsafe_execute
 
 
 class _ThreadWatch:
-    """A process that counts the threads of the programs, which evalplus cannot while it waits for one."""
+    """A process that counts the programs' threads, which evalplus cannot do while it waits for a program."""
 
     def __init__(self) -> None:
         listeners, self._to_watch = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -66,7 +66,7 @@ class _ThreadWatch:
                     counts[descriptor].answer()
 
     def tell(self, listener: int) -> None:
-        """Hands over the listener of a program, from its own process."""
+        """Sends the program's seccomp listener to the watching process; called in the program's process."""
         socket.send_fds(self._to_watch, [b"listener"], [listener])
 
     def fileno(self) -> int:
@@ -87,10 +87,7 @@ def _confine(watch: _ThreadWatch) -> None:
 
 
 def _wait(self: multiprocessing.popen_fork.Popen, timeout: float | None = None) -> int | None:
-    """``Popen.wait`` that does not trust the pipe by which a child says that it has ended.
-
-    The original waits for ever once a program has written to that pipe, or closed it.
-    """
+    """Replaces ``Popen.wait``, which hangs once a program has written to the sentinel pipe or closed it."""
     deadline = float("inf") if timeout is None else time.monotonic() + timeout
     while self.poll(os.WNOHANG) is None and time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -98,7 +95,7 @@ def _wait(self: multiprocessing.popen_fork.Popen, timeout: float | None = None) 
 
 
 def _clean() -> None:
-    """Removes what a program left: there is one small file system for all."""
+    """Removes the files that a program left: all programs share one small file system."""
     for directory in (os.environ["TMPDIR"], "/dev/shm"):
         for entry in os.scandir(directory):
             if entry.is_dir(follow_symlinks=False):
@@ -108,7 +105,7 @@ def _clean() -> None:
 
 
 def _references(dataset: str, problem: dict[str, Any]) -> dict[str, Any]:
-    """Expected outputs and times of base and plus, as evalplus computes them; also decodes MBPP's inputs."""
+    """Computes expected outputs and times of base and plus by evalplus; decodes MBPP's inputs in place."""
     not_none = False
     if dataset == "mbpp":
         from evalplus.data.mbpp import mbpp_deserialize_inputs

@@ -1,1 +1,1 @@
-"""lm-eval's metrics on recorded samples, and its built-in tasks."""
+"""Scores recorded samples with lm-eval, by our tasks and by its own."""

@@ -1,8 +1,8 @@
-"""Which tasks of lm-eval score a data set, and their files for lm-eval's command line.
+"""Which lm-eval tasks score a data set, and the task files for lm-eval's command line.
 
-The package's (``tasks``) follow the paper in prompt, answers and number of samples, and cover every
-mathematics set; lm-eval has but GSM8K, MATH, MATH-500 and AIME of these. Its own have its metrics, and on its
-command line its prompts and few-shot examples too. None of them asks the hub here.
+Our tasks (``tasks/``) follow the paper in prompt, answers and number of samples, and cover every mathematics
+data set; of these, lm-eval's own tasks cover GSM8K, MATH, MATH-500 and AIME. Those use lm-eval's metrics and,
+on its command line, its prompts and few-shot examples. None of them downloads from the hub here.
 """
 
 import json
@@ -28,21 +28,21 @@ Columns = Callable[[Row], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Scorer:
-    """A task of lm-eval that scores a data set."""
+    """An lm-eval task that scores a data set."""
 
-    name: str  # lm-eval's name of the task
+    name: str  # in lm-eval
     file: Path
-    columns: Columns  # a problem as a document of the task
-    subject: str | None = None  # which problems it scores, by their ``type``; None for all
-    # the metric that tables show first, as ``metric,filter``; None for a further opinion
+    columns: Columns  # turns a problem into a document of the task
+    subject: str | None = None  # scores the problems of this ``type``; None scores all
+    # the official metric, as ``metric,filter``; None if another task gives the official verdicts
     official: str | None = None
-    own: bool = False  # whether it is the package's, which scores all samples of a problem at once
+    own: bool = False  # one of our tasks, which score all samples of a problem at once
 
 
 def scorers(task: str) -> list[Scorer]:
-    """The tasks of lm-eval for a mathematics data set or ``chains``: the package's, then lm-eval's own.
+    """Returns the lm-eval tasks for a mathematics data set or ``chains``: ours, then lm-eval's own.
 
-    Of GSM8K, MATH, MATH-500 and AIME the official one is lm-eval's own, of the others the package's.
+    For GSM8K, MATH, MATH-500 and AIME lm-eval's own task is the official one, for other data sets ours.
     """
     if task == "chains":
         return [Scorer("chains", TASKS / "chains.yaml", _own, own=True)]
@@ -56,12 +56,12 @@ def scorers(task: str) -> list[Scorer]:
 
 
 def own_name(data_set: str) -> str:
-    """The package's task of lm-eval for a data set."""
+    """Returns the name of our lm-eval task for a data set."""
     return f"troll_{data_set.replace('-', '_')}"
 
 
 def task_root() -> Path:
-    """Where lm-eval's own tasks lie."""
+    """Returns the directory of lm-eval's own tasks."""
     try:
         import lm_eval.tasks
     except ImportError as error:
@@ -79,7 +79,7 @@ def _gsm8k(row: Row) -> dict[str, Any]:
 
 def _math(row: Row) -> dict[str, Any]:
     solution, answer = str(row["solution"]), row["answer"]
-    # lm-eval takes the answer from the solution, where it breaks without a box.
+    # lm-eval takes the answer from the solution, and fails if that has no box.
     if last_boxed(solution) is None and "\\boxed " not in solution:
         solution = f"{solution}\n\\boxed{{{answer}}}"
     return {"problem": row["problem"], "solution": solution, "answer": answer}
@@ -101,9 +101,9 @@ _SUBJECTS: Mapping[str, str] = {
 }
 """lm-eval's names of MATH's subjects, and the data set's."""
 
-_OWN_TOKENS = {"gsm8k": 2048}  # the longest response, where it is not that of the template
+_OWN_TOKENS = {"gsm8k": 2048}  # longest response in tokens, if not the template's
 _BY_MATH_VERIFY = "math_verify,none"
-# lm-eval's task: its file, our data set, the columns that it reads, the subject, the official metric
+# lm-eval's own tasks: name, file, our data set, the columns that it reads, subject, official metric
 _STOCK: Sequence[tuple[str, str, str, Columns, str | None, str | None]] = (
     ("gsm8k", "gsm8k/gsm8k.yaml", "gsm8k", _gsm8k, None, "exact_match,flexible-extract"),
     *(
@@ -119,11 +119,11 @@ _STOCK: Sequence[tuple[str, str, str, Columns, str | None, str | None]] = (
 
 
 def write_tasks(out: Path) -> list[str]:
-    """Writes all tasks, ready for lm-eval's ``--include_path``, and gives their names and groups.
+    """Writes all tasks for lm-eval's ``--include_path``, and returns the names of tasks and groups.
 
-    The package's tasks read their problems when lm-eval runs, from the same source as this package; lm-eval's
-    own read files that are written here. Names of the package's start with ``troll_``; lm-eval's own have
-    ``local_`` before them; and ``prompted_`` have those that ask as the package does, and score as lm-eval.
+    Our tasks, named ``troll_*``, load their problems when lm-eval runs, from the same source as this package.
+    lm-eval's own tasks read files that are written here: ``local_*`` with lm-eval's prompts, ``prompted_*``
+    with ours.
     """
     for name in ("functions.py", _TEMPLATE.name, "troll_math_eval.yaml"):
         write_text(out / name, (TASKS / name).read_text(encoding="utf-8"))
@@ -145,15 +145,15 @@ def write_tasks(out: Path) -> list[str]:
 
 
 def write_builtin_tasks(out: Path) -> list[str]:
-    """Writes YAML files that build on lm-eval's tasks and read local files, and those files.
+    """Writes lm-eval's own tasks as YAML files that read local data files, and those data files.
 
-    Gives the names: lm-eval's with ``local_`` or ``prompted_`` before them.
+    Returns the names of the tasks: lm-eval's, prefixed by ``local_`` or ``prompted_``.
     """
     root = task_root()
     names: dict[str, list[str]] = {"local": [], "prompted": []}
     for name, file, data_set, columns, subject, _ in _STOCK:
         splits = {"test": load(data_set).problems}
-        if name == "gsm8k":  # its examples come from the training split
+        if name == "gsm8k":  # its few-shot examples come from the training split
             splits["train"] = load(data_set, "train").problems
         files = {}
         for split, problems in splits.items():
@@ -185,16 +185,16 @@ PROMPTED: Mapping[str, Any] = {
     "fewshot_split": None,
     "fewshot_config": None,
 }
-"""What makes a task of lm-eval ask as this package does."""
+"""Settings with which a task of lm-eval uses our prompts."""
 
 
 def document(columns: Columns, row: Row) -> dict[str, Any]:
-    """A problem as a document of lm-eval, with its name and the package's prompt."""
+    """Returns a problem as a document of lm-eval, with its task_id and our prompt."""
     return {"task_id": str(row["task_id"]), "prompt": row["prompt"], **columns(row)}
 
 
 def of_subject(row: Row, subject: str | None) -> bool:
-    """Whether a problem is of a subject of MATH: all are of None, those of no known one are of the first."""
+    """Tells whether a problem is of a subject of MATH; None fits all, unknown subjects count as the first."""
     subjects = list(_SUBJECTS.values())
     own = row.get("type")
     return subject is None or (own if own in subjects else subjects[0]) == subject

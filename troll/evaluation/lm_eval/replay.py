@@ -1,4 +1,4 @@
-"""Runs lm-eval on samples that exist already, and writes what it says as it writes it."""
+"""Runs lm-eval on recorded samples, and writes its results in its own file formats."""
 
 import contextlib
 import importlib.metadata
@@ -20,16 +20,16 @@ from troll.evaluation.lm_eval.tasks.functions import NO_SAMPLE, keep_all
 
 @dataclass(frozen=True)
 class Scored:
-    """What lm-eval says of recorded samples."""
+    """lm-eval's results on recorded samples."""
 
-    # by task: ``version``, ``n`` (problems), ``hash`` of documents, prompts and targets (where files were
-    # written) and ``metrics``: by ``metric,filter`` its ``value`` and ``stderr`` (over problems; None for a
-    # single one)
+    # by task: ``version``, ``n`` (problems), ``hash`` of documents, prompts and targets (if files are
+    # written) and ``metrics``: by ``metric,filter``, its ``value`` and ``stderr`` (over problems; None if
+    # there is only one)
     results: dict[str, dict[str, Any]]
-    # by task and ``metric,filter``: the metric of each sample of each problem, by task_id. The package's
-    # tasks that score all samples at once, as ``chains``, have none
+    # by task, ``metric,filter`` and task_id: the metric of each sample. ``chains``, which scores all samples
+    # of a problem at once, has none
     samples: dict[str, dict[str, dict[str, list[float]]]] = field(default_factory=dict)
-    # by task, how many samples lm-eval's function failed on; they count as wrong
+    # by task: number of samples on which lm-eval's scoring function failed; they count as wrong
     failures: dict[str, int] = field(default_factory=dict)
 
 
@@ -41,18 +41,18 @@ def replay(
     out: Path | None = None,
     source: str = "recorded",
 ) -> Scored:
-    """Evaluates recorded completions with lm-eval, as if a model had just written them.
+    """Evaluates recorded completions with lm-eval, as if a model had just generated them.
 
-    A task of lm-eval scores one response to a problem; here it scores each, and the problem gets their mean,
-    so that standard errors are over problems. A response ends where the task would have stopped its model.
+    lm-eval's own tasks score one response to a problem. Here every response is scored and the problem gets
+    the mean, so that standard errors are over problems. Responses are cut at the task's stop strings.
 
     Args:
-        tasks: tasks of lm-eval that score the same data set.
+        tasks: lm-eval tasks that score the same data set.
         problems: rows by task_id.
         completions: by task_id; problems without any are left out.
-        out: directory that gets lm-eval's files, ``results_*.json`` and ``samples_*.jsonl``; what is there is
-            replaced. None writes nothing.
-        source: where the samples come from, which lm-eval's files give as the model.
+        out: directory for lm-eval's files, ``results_*.json`` and ``samples_*.jsonl``; replaced if it exists.
+            None writes nothing.
+        source: where the samples come from; lm-eval's files name it as the model.
     """
     try:
         from lm_eval.evaluator import evaluate
@@ -70,8 +70,8 @@ def replay(
         chosen = [row for row in rows if of_subject(row, one.subject)]
         if chosen:
             built[one.name] = _build(one, [document(one.columns, row) for row in chosen], completions, scored)
-    # Not simple_evaluate, which does the same but collects facts of the environment for seconds. What it
-    # writes on the way are progress bars.
+    # Not simple_evaluate, which also spends seconds on collecting facts about the environment. Standard error
+    # would only show progress bars.
     with contextlib.redirect_stderr(io.StringIO()):
         results = evaluate(lm=_replayed(completions), task_dict={"tasks": built}, log_samples=out is not None)
     for name in built:
@@ -103,7 +103,7 @@ def _build(
     completions: Mapping[str, Sequence[str]],
     scored: Scored,
 ) -> Any:
-    """The task on these documents, without any download, keeping what it says of each sample."""
+    """Builds the task on these documents, without any download; it records its scores in ``scored``."""
     from datasets import Dataset
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks._yaml_loader import load_yaml
@@ -121,13 +121,13 @@ def _build(
         "filter_list": _kept_whole(config.get("filter_list")),
     }
     task = ConfigurableTask(config=config)
-    if one.name != "chains":  # whose pass@k is of all samples of a problem
+    if one.name != "chains":  # its pass@k needs all samples of a problem
         _score_each(task, one, completions, scored)
     return task
 
 
 def _kept_whole(filters: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
-    """A task's filters without the one that drops all samples of a problem but the first."""
+    """Returns a task's filters without ``take_first``, which drops all samples of a problem but the first."""
     whole = [{"function": "custom", "filter_fn": keep_all}]
     return [
         {**one, "filter": [step for step in one["filter"] if step["function"] != "take_first"] or whole}
@@ -136,7 +136,7 @@ def _kept_whole(filters: Sequence[Mapping[str, Any]] | None) -> list[dict[str, A
 
 
 def _score_each(task: Any, one: Scorer, completions: Mapping[str, Sequence[str]], scored: Scored) -> None:
-    """Makes a task score every sample of a problem, and give the problem their mean."""
+    """Makes a task score every sample of a problem, and return their mean as the problem's score."""
     score = _bounded(task, one, completions, scored) or task.process_results
     filters = [pipeline.name for pipeline in task._filters]
     seen: Counter[str] = Counter()
@@ -147,7 +147,7 @@ def _score_each(task: Any, one: Scorer, completions: Mapping[str, Sequence[str]]
         task_id = row["task_id"]
         texts = results[0][: len(completions[task_id])]
         found = [score(row, [[text]] if one.own else [text]) for text in texts]  # type: ignore[list-item]
-        # lm-eval goes through the documents once for each of the task's filters, in their order.
+        # lm-eval processes every document once for each of the task's filters, in their order.
         chosen = filters[seen[task_id]]
         seen[task_id] += 1
         for name in found[0]:
@@ -160,7 +160,10 @@ def _score_each(task: Any, one: Scorer, completions: Mapping[str, Sequence[str]]
 def _bounded(
     task: Any, one: Scorer, completions: Mapping[str, Sequence[str]], scored: Scored
 ) -> Callable[[Mapping[str, Any], Sequence[str]], Mapping[str, float]] | None:
-    """What a task's own function says, found beforehand in processes that are bounded; None without one."""
+    """Scores all samples by the task's own function, in processes with limits on time and memory.
+
+    Returns a function that looks the scores up; None if the task has no function of its own.
+    """
     if one.own or not callable(task.config.process_results):
         return None
     stops = task.config.generation_kwargs.get("until", [])
@@ -178,14 +181,14 @@ def _bounded(
 
 
 def _until(text: str, stops: Sequence[str]) -> str:
-    """What a model would have written that stops at any of some texts, as lm-eval cuts it."""
+    """Cuts a text at the first of the stop strings, as lm-eval does."""
     for stop in filter(None, stops):
         text = text.split(stop)[0]
     return text
 
 
 def _replayed(completions: Mapping[str, Sequence[str]]) -> Any:
-    """A model that repeats what was recorded, in order, for each task anew."""
+    """Returns an lm-eval model that answers with the recorded completions, in order, for each task anew."""
     from lm_eval.api.model import LM
 
     class Replay(LM):
@@ -212,7 +215,7 @@ def _replayed(completions: Mapping[str, Sequence[str]]) -> Any:
 
 
 def _write(results: dict[str, Any], out: Path, source: str) -> None:
-    """Writes lm-eval's files by its own writer, all of them or none."""
+    """Writes lm-eval's files with lm-eval's own writer, all of them or none."""
     from lm_eval.loggers import EvaluationTracker
 
     samples = results.pop("samples")

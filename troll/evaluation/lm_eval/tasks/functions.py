@@ -1,4 +1,4 @@
-"""What the YAML tasks beside this file call."""
+"""The functions that the YAML tasks beside this file call."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,22 +9,22 @@ from troll.common.files import read_jsonl
 from troll.evaluation.pass_at_k import pass_at_k
 from troll.tasks.verifiers.math import judge_math
 
-# A replayed problem with fewer samples than others has this in their place; no tokenizer writes it.
+# Stands for a missing sample where a replayed problem has fewer than others; no tokenizer produces it.
 NO_SAMPLE = "\0no sample\0"
 
 
 def load_problems(data_file: str | None = None, **_: Any) -> dict[str, Any]:
-    """The test split from a file of problems as JSON lines, which lm-eval's metadata names."""
+    """Loads the test split from a file of problems as JSON lines, which lm-eval's ``--metadata`` names."""
     from datasets import Dataset
 
     if data_file is None:
-        raise UserError("""lm-eval: no problems; name them: --metadata '{"data_file": "PROBLEMS.jsonl"}'""")
+        raise UserError("""lm-eval: no problems; add --metadata '{"data_file": "PROBLEMS.jsonl"}'""")
     rows, fields = read_jsonl(Path(data_file)), ("task_id", "prompt", "answer")
     return {"test": Dataset.from_list([{key: row[key] for key in fields} for row in rows])}
 
 
 def load_data_set(data_set: str, limit: int | None = None, **_: Any) -> dict[str, Any]:
-    """The first ``limit`` problems, which lm-eval's metadata may name, of a public data set's test split."""
+    """Loads the test split of a public data set, or its first ``limit`` problems (from ``--metadata``)."""
     from datasets import Dataset
 
     from troll.tasks.datasets.load import load
@@ -34,18 +34,18 @@ def load_data_set(data_set: str, limit: int | None = None, **_: Any) -> dict[str
 
 
 def mean_success(document: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:
-    """The share of a problem's samples that are right; answers are judged by math-verify."""
+    """Returns the share of a problem's samples that math-verify judges right."""
     statuses = judge_math([document["answer"]] * len(results[0]), results[0])
     return {"pass@1": statuses.count("passed") / len(statuses)}
 
 
 def keep_all(responses: Iterable[Sequence[str]], _documents: Any) -> list[list[str]]:
-    """A filter that keeps all repeats of all problems."""
+    """Filters nothing: keeps all repeats of all problems."""
     return [list(repeats) for repeats in responses]
 
 
 def process_results(document: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:
-    """pass@k of one problem; answers are judged by math-verify."""
+    """Returns pass@k of one problem's samples, judged by math-verify."""
     responses = [response for response in results[0] if response != NO_SAMPLE]
     statuses = judge_math([document["answer"]] * len(responses), responses)
     correct = statuses.count("passed")
