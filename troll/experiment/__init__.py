@@ -1,1 +1,1 @@
-"""Experiments: what a file of one may hold, how it becomes runs, and what is wrong with it."""
+"""Experiment files: their keys, the runs that they plan, and checks."""

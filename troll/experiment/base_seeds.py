@@ -1,7 +1,7 @@
-"""Several base models of one kind: each becomes a model of its own; runs, paths and tables keep their form.
+"""Expands ``base_seeds``: a model with several base seeds becomes one model per base seed.
 
-A pooled analysis then takes each base model for a setting of its own, which is what it is: seeds of runs from
-one base model say nothing about another.
+The pooled analysis then treats each base model as a separate setting, as it should: runs from one base model
+say nothing about another.
 """
 
 from collections.abc import Mapping
@@ -9,20 +9,20 @@ from typing import Any
 
 
 def base_name(model: str, seed: int) -> str:
-    """What a model of an experiment file is called with one of its base seeds."""
+    """Returns the name of a model of the experiment file with one of its base seeds."""
     return f"{model}-base{seed}"
 
 
 def kind_name(model: str, seed: int) -> str:
-    """What an experiment file calls the models of which this is the one with a base seed (`base_name`)."""
+    """Returns the experiment file's name of the model that `base_name` named with this base seed."""
     return model.removesuffix(base_name("", seed))
 
 
 def with_base_models_apart(data: Any) -> Any:
-    """The contents of an experiment file with a model for each of ``base_seeds``.
+    """Returns the contents of an experiment file with a model for each of ``base_seeds``.
 
-    Blocks of the matrix that name the model get all of them, in the order of the seeds. What has another
-    shape than it should is left alone: the checks that follow say what is wrong with it.
+    In the matrix, the model's name is replaced by those of all its base models, in the order of the seeds.
+    Values of a wrong type are left alone: later checks report them.
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("models"), Mapping):
         return data
@@ -37,13 +37,13 @@ def with_base_models_apart(data: Any) -> Any:
         if len(set(seeds)) != len(seeds):
             raise ValueError(f"{where}: {seeds} names a seed twice")
         if model.get("hub") is not None or model.get("wheel") is not None:
-            raise ValueError(f"{where}: a pretrained model is not made here; leave them out")
+            raise ValueError(f"{where}: only for models made from scratch; leave it out for a pretrained one")
         families[name] = [base_name(name, seed) for seed in seeds]
         settings = {key: value for key, value in model.items() if key != "base_seeds"}
         models |= {base_name(name, seed): {**settings, "base_seed": seed} for seed in seeds}
     taken = [name for names in families.values() for name in names if name in data["models"]]
     if taken:
-        raise ValueError(f"models.{taken[0]}: is also what base_seeds make; give one of them another name")
+        raise ValueError(f"models.{taken[0]}: base_seeds make a model of the same name; rename one of them")
     if isinstance(blocks := data.get("matrix"), list):
         data = {**data, "matrix": [_block(block, families) for block in blocks]}
     return {**data, "models": models}
@@ -54,7 +54,7 @@ def _are_seeds(seeds: Any) -> bool:
 
 
 def _block(block: Any, families: Mapping[str, list[str]]) -> Any:
-    """A block of the matrix with families in place of their names."""
+    """Returns a block of the matrix with each family's name replaced by its models."""
     names = block.get("models") if isinstance(block, Mapping) else None
     if not isinstance(names, list):
         return block

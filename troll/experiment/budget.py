@@ -1,4 +1,4 @@
-"""What an experiment with models of the hub would cost, estimated from published step times."""
+"""Estimates GPU-hours and disk of an experiment with pretrained models, from published step times."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,30 +10,30 @@ from troll.experiment.model_settings import Hub, Wheel
 from troll.experiment.published import read_published
 from troll.experiment.settings import Training
 
-# What the published step times were measured on: Qwen3-4B and the paper's batch, on its four GPUs.
+# The published step times were measured with Qwen3-4B and the paper's batch on four GPUs.
 _BILLIONS = 4.0
 _GPUS = 4
 _RESPONSES = 256 * 8
 _TOKENS = 4096
-_CRITIC = 2.0  # a critic as large as the policy, which is trained beside it: our guess
-# Bytes for each parameter: a download in bfloat16; weights in float32; those with AdamW's two moments.
+_CRITIC = 2.0  # our guess for a critic as large as the policy
+# Bytes per parameter: download in bfloat16, weights in float32, weights with AdamW's two moments.
 _DOWNLOAD, _WEIGHTS, _CHECKPOINT = 2, 4, 12
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What some runs together need."""
+    """What some runs need together."""
 
     runs: int
-    unknown: int  # how many of them are of models of unknown size; they count as nothing
+    unknown: int  # runs of models of unknown size, which are not counted in the other figures
     gpu_hours: float  # of training
     disk_gb: float  # of final checkpoints, in 10^9 bytes
 
 
 def billions_of(hub: Hub | Wheel | None) -> float | None:
-    """10^9 parameters of a pretrained model: those of its copy in the mirror, else what the file says.
+    """Returns 10^9 parameters of a pretrained model: of its copy in the mirror, or as the file says.
 
-    None where neither tells, and for a model made from scratch. Bytes are counted as bfloat16.
+    None if neither tells, and for a model made from scratch. The mirror's weights are assumed to be bfloat16.
     """
     if not isinstance(hub, Hub):
         return hub.billions if hub is not None else None
@@ -46,13 +46,13 @@ def billions_of(hub: Hub | Wheel | None) -> float | None:
 
 
 def step_seconds() -> dict[str, float]:
-    """Published seconds of one rollout batch with its updates, by method: clip and troll."""
+    """Returns the published seconds of one rollout batch with its updates, for clip and troll."""
     rows = [row for row in read_published() if row["metric"] == "step_runtime_s"]
     return {str(row["method"]).lower(): float(row["value"]) for row in rows}
 
 
 def gpu_hours(training: Training, billions: float, *, projected: bool) -> float:
-    """GPU-hours of a run: in proportion to parameters, responses and their longest length."""
+    """Estimates the GPU-hours of a run, in proportion to parameters, responses and longest response."""
     batch = step_seconds()["troll" if projected else "clip"]
     batch *= billions / _BILLIONS
     batch *= training.prompts_per_batch * training.responses_per_prompt / _RESPONSES
@@ -62,7 +62,7 @@ def gpu_hours(training: Training, billions: float, *, projected: bool) -> float:
 
 
 def budget_of(experiment: Experiment, runs: Sequence[Run]) -> Budget:
-    """The estimated budget of some runs."""
+    """Estimates the budget of some runs."""
     hours = disk = 0.0
     unknown = 0
     for run in runs:
@@ -77,13 +77,16 @@ def budget_of(experiment: Experiment, runs: Sequence[Run]) -> Budget:
 
 
 def disk_gb(experiment: Experiment) -> float:
-    """Disk for the experiment's pretrained models, in 10^9 bytes: download, results, a run's checkpoints."""
+    """Estimates the disk space that pretrained models need, in 10^9 bytes.
+
+    Counts the downloads, the final checkpoints of all runs and the checkpoints of one run in training.
+    """
     _, downloads, checkpoints = _models(experiment)
     return budget_of(experiment, experiment.runs()).disk_gb + downloads + checkpoints
 
 
 def _models(experiment: Experiment) -> tuple[int, float, float]:
-    """Pretrained models of known size; 10^9 bytes of their downloads, and of a run's checkpoints at most."""
+    """Returns the number of pretrained models of known size, and GB of downloads and of a run's checkpoints."""
     names = dict.fromkeys(run.model for run in experiment.runs())
     sizes = [billions_of(experiment.models[name].pretrained) for name in names]
     known = [size for size in sizes if size is not None]
@@ -92,7 +95,7 @@ def _models(experiment: Experiment) -> tuple[int, float, float]:
 
 
 def budget_lines(experiment: Experiment) -> list[str]:
-    """The budget by group, as lines of text."""
+    """Returns the budget by group as lines of text."""
     seeds = len(experiment.seeds)
     lines = [f"budget of {experiment.experiment} ({seeds} seed{'s' if seeds > 1 else ''}), estimated:"]
     lines.append(f"  {'group':<18}{'runs':>6}{'GPU-hours':>12}{'checkpoints':>14}")
@@ -103,16 +106,16 @@ def budget_lines(experiment: Experiment) -> list[str]:
     models, downloads, checkpoints = _models(experiment)
     if models:
         lines.append(
-            f"  and {downloads:,.0f} GB for {models} models; up to {checkpoints:,.0f} GB for the checkpoints "
-            "of a run while it trains"
+            f"  plus {downloads:,.0f} GB for {models} models, and up to {checkpoints:,.0f} GB for the "
+            "checkpoints of each run in training"
         )
     if unknown := budget_of(experiment, experiment.runs()).unknown:
-        lines.append(f"  {unknown} runs are of models without `billions` and count as nothing")
+        lines.append(f"  not counted: {unknown} runs of models without `billions`")
     seconds = step_seconds()
     return [
         *lines,
         f"  estimates: a rollout batch of Qwen3-4B takes {seconds['clip']:.0f} s (clip) or "
         f"{seconds['troll']:.0f} s (troll) on {_GPUS} GPUs,",
-        "  as published; others in proportion to parameters, responses and longest response, twice with a",
-        "  critic. Validation, sampling and grading are left out. All counts runs of several groups once.",
+        "  as published; other runs scale with parameters, responses and longest response, and a critic",
+        "  doubles the time. Without validation, sampling and grading. `all` counts each run once.",
     ]

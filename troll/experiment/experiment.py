@@ -1,8 +1,8 @@
-"""Experiments: what a file of one may hold, how it becomes runs, and where each run lives.
+"""The keys of an experiment file, the runs that it plans, and their names and derived seeds.
 
-This is the only place that knows run names, paths and seeds of runs. Every key is documented here or in
-`troll.experiment.settings`; `troll.experiment.validation` says what is wrong with an experiment, and
-`troll.experiment.files` reads one.
+Only this module defines names, paths and seeds of runs. The keys are documented here and in
+`troll.experiment.settings`; `troll.experiment.validation` checks experiments, `troll.experiment.files` reads
+them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,24 +43,24 @@ from troll.experiment.settings import (
 from troll.tasks.registry import check_settings, get_task
 
 BASE = "base"
-# Of a task: what is resolved apart, and what is done with a trained model only.
+# Keys of a task that run.yaml leaves out, or takes with defaults filled in (`settings`).
 _NO_TASK = {"training", "settings", "evaluate_on"}
 
 
 class Block(StrictModel):
-    """One block of the matrix: every combination of the names listed; a key left out means all."""
+    """A block of the matrix: every combination of the names listed."""
 
-    group: str | None = Field(None, description="a name to run this block by: `snakemake GROUP`")
-    models: list[str] | None = Field(None, description="names; none means all")
-    tasks: list[str] | None = Field(None, description="names; none means all")
-    trust_regions: list[str] | None = Field(None, description="names; none means all")
-    estimators: list[str] | None = Field(None, description="names; none means all")
-    conditions: list[str] | None = Field(None, description="names; none means all")
+    group: str | None = Field(None, description="name for running only this block: `snakemake GROUP`")
+    models: list[str] | None = Field(None, description="names of models; none: all")
+    tasks: list[str] | None = Field(None, description="names of tasks; none: all")
+    trust_regions: list[str] | None = Field(None, description="names of trust regions; none: all")
+    estimators: list[str] | None = Field(None, description="names of estimators; none: all")
+    conditions: list[str] | None = Field(None, description="names of conditions; none: all")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of an experiment, by its coordinates."""
+    """A run of an experiment, by its coordinates."""
 
     model: str
     task: str
@@ -71,7 +71,7 @@ class Run:
 
     @property
     def group_id(self) -> str:
-        """``<model>/<task>/<trust region>/<estimator>/<condition>``: what its seeds have in common."""
+        """``<model>/<task>/<trust region>/<estimator>/<condition>``, which all seeds of a setting share."""
         return "/".join((self.model, self.task, self.trust_region, self.estimator, self.condition))
 
     @property
@@ -81,53 +81,61 @@ class Run:
 
 
 class Experiment(StrictModel):
-    """A whole experiment file."""
+    """An experiment file."""
 
-    experiment: str = Field(description="name; results go to results/<name>")
-    summary: str = Field("", description="one line for people")
-    seeds: list[Whole] = Field(min_length=1, description="a run for each, of every combination")
+    experiment: str = Field(description="name of the experiment; results go to results/<name>")
+    summary: str = Field("", description="one-line description")
+    seeds: list[Whole] = Field(min_length=1, description="seeds with which every combination is run")
     more_seeds: MoreSeeds | None = Field(
         None,
-        description="more seeds where claims are undecided, run by `make results`; none: only the seeds of "
-        "the file",
+        description="more seeds where claims are undecided, added by `make results`; none: only the seeds of "
+        "this file",
     )
     further_seeds: dict[str, list[Whole]] = Field(
         {},
-        description="seeds of single settings beside `seeds`, by "
-        "`<model>/<task>/<trust region>/<estimator>/<condition>`; `make results` keeps its own in looks.json",
+        description="seeds of single settings in addition to `seeds`, by "
+        "`<model>/<task>/<trust region>/<estimator>/<condition>`; those that `make results` adds are in "
+        "looks.json",
     )
-    tasks: dict[str, TaskSettings] = Field(min_length=1, description="by registered name: see Tasks")
-    models: dict[str, ModelSettings] = Field(min_length=1, description="by names of your choice")
-    trust_regions: dict[str, Rule] = Field(min_length=1, description="by names of your choice")
-    estimators: dict[str, Rule] = Field(min_length=1, description="by names of your choice")
+    tasks: dict[str, TaskSettings] = Field(min_length=1, description="tasks by registered name: see Tasks")
+    models: dict[str, ModelSettings] = Field(min_length=1, description="models by names of your choice")
+    trust_regions: dict[str, Rule] = Field(min_length=1, description="trust regions by names of your choice")
+    estimators: dict[str, Rule] = Field(
+        min_length=1, description="advantage estimators by names of your choice"
+    )
     conditions: dict[str, dict[str, Any]] = Field(
         min_length=1, description="overrides of training, by names of your choice"
     )
-    training: Training = Field(Training(), description="settings of every run")
-    evaluation: Evaluation = Field(Evaluation(), description="of final checkpoints and base models")
+    training: Training = Field(Training(), description="training settings of every run")
+    evaluation: Evaluation = Field(
+        Evaluation(), description="how final checkpoints and base models are evaluated"
+    )
     matrix: list[Block] = Field([Block()], description="blocks of runs; by default every combination")
     public_data: PublicData | None = Field(None, description="audit and benchmarks on public data sets")
     cost: CostBenchmark | None = Field(None, description="measure the cost of an update on this machine")
     approximation: bool = Field(False, description="compare sparse projections with dense ones")
-    published: bool = Field(False, description="put the paper's numbers beside the runs")
+    published: bool = Field(False, description="show the paper's numbers next to the runs")
     claims: list[str] = Field(
-        ["default"], description="files of claims to be judged; `default`: the package's"
+        ["default"], description="files of claims to judge; `default`: the claims of the package"
     )
-    allow_mixed: bool = Field(False, description="admit runs with different digests; their rows are marked")
+    allow_mixed: bool = Field(
+        False, description="allow runs with different digests in one table; their rows are marked"
+    )
     archive: bool = Field(
-        False, description="keep finished runs as rows of results/<experiment>/tidy, where they count as made"
+        False,
+        description="keep finished runs as rows of results/<experiment>/tidy, so that they are not repeated",
     )
     not_finite: Literal["stop", "zero"] = Field(
         "stop",
-        description="what happens when a loss is not finite: `stop` is an error; `zero` counts it as a "
-        "finished run that solves no test problem (boards whose protocol says so)",
+        description="when a loss is not finite: `stop` ends with an error; `zero` counts the run as finished "
+        "and as solving no test problem (for boards whose protocol says so)",
     )
     rehearsal: bool = Field(
         False,
-        description="written by `troll rehearse`: rewards are coin flips, and manifests and tables say so",
+        description="set by `troll rehearse`: rewards are coin flips; manifests and tables say so",
     )
     tracking: Literal["none", "tensorboard", "wandb", "trackio"] = Field(
-        "tensorboard", description="where else the lines of metrics.jsonl go; part of no run's identity"
+        "tensorboard", description="also log metrics.jsonl to this tracker; changes no run's key"
     )
 
     @model_validator(mode="before")
@@ -136,7 +144,7 @@ class Experiment(StrictModel):
         return with_base_models_apart(data)
 
     def runs(self, groups: Sequence[str] = ()) -> list[Run]:
-        """Every run of the matrix, each once, in the order of the file; or those of some groups."""
+        """Returns all runs of the matrix, or those of some groups, each once, in the order of the file."""
         if not groups:
             return list(self._runs.values())
         runs_by_group = self.groups()
@@ -163,7 +171,7 @@ class Experiment(StrictModel):
         ]
 
     def groups(self) -> dict[str, list[Run]]:
-        """The runs of each named group of blocks, each once; a run may belong to several groups."""
+        """Returns the runs of each group of blocks, each once; a run may belong to several groups."""
         groups: dict[str, dict[Run, None]] = {}
         for block in self.matrix:
             if block.group is not None:
@@ -171,21 +179,21 @@ class Experiment(StrictModel):
         return {group: list(runs) for group, runs in groups.items()}
 
     def bases(self) -> list[tuple[str, str]]:
-        """The (model, task) pairs that runs start from, each once."""
+        """Returns the base models that runs start from, each once, as (model, task)."""
         return list(dict.fromkeys((run.model, run.task) for run in self.runs()))
 
     def run(self, run_id: str) -> Run:
-        """The run of this name."""
+        """Returns the run with this run_id."""
         if run_id not in self._runs:
             hint = nearest(run_id, list(self._runs))
             raise UserError(f"experiment {self.experiment} has no run {run_id!r}{hint}")
         return self._runs[run_id]
 
     def training_of(self, run: Run) -> Training:
-        """The settings of a run: the experiment's, then those that others override, one after the other.
+        """Returns the training settings of a run: the experiment's with all overrides; later ones win.
 
-        They are the estimator's recipe (PPO-max has one), model, task, trust region, estimator, condition.
-        Inside of a block such as ``critic`` single keys are overridden too; null removes the block.
+        Overrides come, in this order, from the estimator's recipe (PPO-max has one), model, task, trust
+        region, estimator and condition. Blocks such as ``critic`` are merged key by key; null removes one.
         """
         settings: Mapping[str, Any] = self.training.model_dump()
         for override in self.overrides_of(run).values():
@@ -193,7 +201,7 @@ class Experiment(StrictModel):
         return Training.model_validate(settings)
 
     def overrides_of(self, run: Run) -> dict[str, Mapping[str, Any]]:
-        """What overrides the settings of a run, in this order, by place in the file; see `training_of`."""
+        """Returns the overrides of a run's training settings, in order, by their key path in the file."""
         return {
             "": recipe_of(self.estimators[run.estimator].rule),
             f"models.{run.model}.training": self.models[run.model].training,
@@ -205,7 +213,7 @@ class Experiment(StrictModel):
 
 
 def merged(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
-    """The base with the override's values; mappings in both are merged too."""
+    """Returns the base with the override's values; mappings in both are merged recursively."""
     result = dict(base)
     for key, value in override.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
@@ -214,7 +222,7 @@ def merged(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, An
 
 
 def resolve(experiment: Experiment, run: Run) -> RunConfig:
-    """Everything that defines a run, defaults included: the contents of its run.yaml."""
+    """Returns everything that defines a run, including defaults: the contents of its run.yaml."""
     from troll.algorithms.advantages import ESTIMATORS
     from troll.algorithms.trust_regions import TRUST_REGIONS
     from troll.algorithms.trust_regions.rule_files import file_digest
@@ -245,7 +253,7 @@ def resolve(experiment: Experiment, run: Run) -> RunConfig:
 
 
 def resolve_model(experiment: Experiment, name: str) -> ScratchModelOfRun | HubModelOfRun | WheelModelOfRun:
-    """Everything that defines a model."""
+    """Returns everything that defines a model."""
     model = experiment.models[name]
     supervised = model.supervised_steps
     if model.hub is not None:
@@ -267,7 +275,7 @@ def _resolve_task(experiment: Experiment, name: str) -> TaskOfRun:
 
 
 def resolve_base(experiment: Experiment, model: str, task: str) -> BaseConfig:
-    """Everything that defines a base model."""
+    """Returns everything that defines a base model."""
     return BaseConfig(
         experiment=experiment.experiment,
         run_id=f"{model}/{task}/{BASE}",
@@ -281,16 +289,15 @@ def resolve_base(experiment: Experiment, model: str, task: str) -> BaseConfig:
 
 
 def _seed(**coordinates: str | int) -> int:
-    """A derived seed of 32 bits, as numpy accepts them too."""
+    """Derives a seed of 32 bits, the most that numpy accepts."""
     return derive_seed(**coordinates) % 2**32
 
 
 def run_seeds(run: Run) -> SeedsOfRun:
-    """The derived seeds of a run.
+    """Derives the seeds of a run from model, task and seed only.
 
-    They depend on model, task and seed only: every trust region, estimator and condition of one seed sees the
-    same prompts in the same order, and samples with the same streams; and the same run in two experiments is
-    the same run.
+    So all trust regions, estimators and conditions of one seed see the same prompts in the same order and
+    sample with the same random streams, and a run is the same in every experiment.
     """
     coordinates: dict[str, str | int] = {"model": run.model, "task": run.task, "seed": run.seed}
     return SeedsOfRun(

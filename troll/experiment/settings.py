@@ -8,127 +8,128 @@ from troll.algorithms.ranges import Count, NotNegative, Positive, Whole
 from troll.common.settings import StrictModel
 
 Size = Count | Literal["all"]
-"""How many problems of a split."""
+"""Number of problems of a split."""
 
 
 class Critic(StrictModel):
-    """The value model of GAE and PPO-max: initialised from the policy, trained beside it."""
+    """The value model of GAE and PPO-max, initialised from the policy and trained beside it."""
 
     learning_rate: Positive = Field(1e-5, description="AdamW's learning rate, constant (paper)")
     weight_decay: NotNegative = Field(0.0, description="AdamW's weight decay")
-    warmup_steps: Whole = Field(0, description="first optimiser steps, in which the critic alone learns")
+    warmup_steps: Whole = Field(0, description="optimiser steps at the start that train only the critic")
     value_clip: Positive | None = Field(
-        0.5, description="farthest that values may leave the rollout's in the loss (verl); none for no limit"
+        0.5, description="clips values in the loss to this distance from the rollout's (verl); none: no clip"
     )
     gradient_clipping: Positive = Field(1.0, description="largest global gradient norm")
 
 
 class Regulariser(StrictModel):
-    """The KL to the frozen reference, which is the base model."""
+    """A KL penalty to the frozen reference, which is the base model."""
 
     RENAMED: ClassVar = {"place": "applied_to"}
 
     estimate: Literal["k1", "k2", "k3", "k1+", "k3+"] = Field(
-        "k3", description="see troll.algorithms.regularisers; + has the gradient of k2"
+        "k3", description="estimator of the KL; k1+ and k3+ use the gradient of k2"
     )
-    applied_to: Literal["loss", "reward"] = Field("loss", description="loss (GRPO) or reward per token (PPO)")
+    applied_to: Literal["loss", "reward"] = Field(
+        "loss", description="where the KL enters: the loss (GRPO), or the reward of each token (PPO)"
+    )
     importance_weighted: bool = Field(
-        False, description="multiply a KL in the loss by the token's probability ratio (DeepSeek-V3.2, TRL)"
+        False, description="multiply the KL in the loss by the token's probability ratio (DeepSeek-V3.2, TRL)"
     )
-    coefficient: Positive = Field(1e-3, description="weight of the KL; the first one if it adapts (verl)")
+    coefficient: Positive = Field(1e-3, description="weight of the KL (verl); the initial one if it adapts")
     target: Positive | None = Field(
-        None, description="KL in nats per token that the coefficient adapts to (verl: 0.1); none fixes it"
+        None,
+        description="KL in nats per token to which the coefficient adapts (verl: 0.1); none: constant",
     )
     horizon: Positive = Field(10000, description="responses over which the coefficient adapts (verl)")
 
 
 class DynamicSampling(StrictModel):
-    """DAPO: prompts whose responses are all right or all wrong are replaced by others."""
+    """DAPO's dynamic sampling: replaces prompts whose responses are all right or all wrong."""
 
-    max_batches: Count = Field(10, description="rollout batches sampled to fill one, at most (verl)")
+    max_batches: Count = Field(10, description="most rollout batches that are sampled to fill one (verl)")
 
 
 class Overlong(StrictModel):
-    """DAPO: a growing penalty on the last tokens before the limit, -factor at the limit."""
+    """DAPO's penalty on long responses: grows linearly over the last tokens before max_response_tokens."""
 
-    buffer: Count = Field(4096, description="L_c: length of the zone before max_response_tokens, in tokens")
-    factor: Positive = Field(1.0, description="penalty at the limit")
+    buffer: Count = Field(4096, description="L_c, tokens before max_response_tokens that are penalised")
+    factor: Positive = Field(1.0, description="penalty at max_response_tokens, subtracted from the reward")
 
 
 class Pretraining(StrictModel):
-    """PPO-ptx: the likelihood of the task's demonstrations in the loss."""
+    """PPO-ptx: adds the likelihood of the task's demonstrations to the loss."""
 
     coefficient: Positive = Field(27.8, description="weight of mean -log pi(token) (InstructGPT)")
     demonstrations: Count = Field(8, description="demonstrations in a micro-batch")
 
 
 class Vllm(StrictModel):
-    """Rollouts by vLLM instead of transformers; TRL pushes the weights to it before each rollout batch."""
+    """Samples rollouts with vLLM, which gets the weights from TRL before each rollout batch."""
 
     mode: Literal["colocate", "server"] = Field(
         "colocate",
-        description="inside of the training processes, or a separate server: "
+        description="`colocate`: inside the training processes; `server`: a separate server, started as "
         '`vllm serve MODEL --weight-transfer-config \'{"backend": "nccl"}\'`',
     )
-    sleep: bool = Field(True, description="colocated: give its memory back while the policy learns")
-    memory: Positive = Field(
-        0.3, le=1, description="colocated: share of each GPU's memory that it takes (TRL)"
-    )
-    tensor_parallel: Count = Field(1, description="colocated: GPUs that share one copy of the model")
-    server: str | None = Field(None, description="address of the server, such as http://host:8000")
+    sleep: bool = Field(True, description="colocate: release vLLM's memory while the policy trains")
+    memory: Positive = Field(0.3, le=1, description="colocate: share of each GPU's memory for vLLM (TRL)")
+    tensor_parallel: Count = Field(1, description="colocate: GPUs that share one copy of the model")
+    server: str | None = Field(None, description="server: its address, such as http://host:8000")
     correction: Literal["none", "token-truncate", "token-mask", "sequence-truncate", "sequence-mask"] = Field(
         "none",
-        description="weights p_trainer / p_sampler on the loss, cut or dropped beyond correction_max",
+        description="weight the loss by p_trainer / p_sampler of the token or sequence; `truncate` caps "
+        "weights at correction_max, `mask` drops larger ones",
     )
-    correction_max: Positive = Field(3.0, description="largest weight (TRL)")
+    correction_max: Positive = Field(3.0, description="largest weight of the correction (TRL)")
 
     @model_validator(mode="after")
     def _has_server(self) -> "Vllm":
         if (self.mode == "server") != (self.server is not None):
-            raise ValueError("server: mode server needs an address, and mode colocate has none")
+            raise ValueError("server: mode server needs an address, mode colocate takes none")
         return self
 
 
 class Training(StrictModel):
     """How a run trains. Defaults are the paper's (released configurations of arXiv 2510.03817).
 
-    Other blocks of an experiment file (a model, a task, a trust region, an estimator, a condition) may
-    override single keys, in this order.
+    A model, a task, a trust region, an estimator and a condition may override single keys; of several, the
+    later in this order wins.
     """
 
     RENAMED: ClassVar = {"passes": "num_iterations"}
 
-    rollout_batches: Count = Field(1001, description="rollout batches of a run")
+    rollout_batches: Count = Field(1001, description="number of rollout batches of a run")
     prompts_per_batch: Count = Field(256, description="prompts in a rollout batch (P)")
     responses_per_prompt: Count = Field(8, description="responses sampled for each prompt (G)")
     mini_batches: Count = Field(8, description="optimiser steps in one pass over a rollout batch")
     num_iterations: Count = Field(1, description="passes over a rollout batch; more make its data staler")
     policy_lag: Whole = Field(
-        0,
-        description="rollout batches that the policy which samples is behind the one that learns; 0 for none",
+        0, description="rollout batches by which the sampling policy lags behind the trained one"
     )
     trust_region_anchor: Literal["old", "sampler"] = Field(
         "old",
-        description="the old policy of a trust region: that before the updates on a rollout batch, or the "
-        "one that sampled it; the same without policy_lag",
+        description="policy that the trust region stays close to: `old`, from before the updates on a "
+        "rollout batch; `sampler`, which sampled it; both are the same without policy_lag",
     )
-    micro_batches: Count = Field(1, description="equal parts into which a mini-batch is cut to save memory")
+    micro_batches: Count = Field(1, description="equal parts into which a mini-batch is split to save memory")
     micro_batch_tokens: Count | None = Field(
         None,
-        description="cut by length instead: tokens, padding included, that a process learns from at a time "
-        "(paper: 12,000, and 6,144 for some models); a longer response is a micro-batch alone",
+        description="split mini-batches by length instead: most tokens, padding included, of a micro-batch "
+        "(paper: 12,000, or 6,144 for some models); a longer response is a micro-batch by itself",
     )
-    gpus: Whole = Field(0, description="GPUs of a run, with a process for each; 0 takes one if there is one")
-    # Where the next two are not set, configurations stay what they were to the last byte, and so do digests.
+    gpus: Whole = Field(0, description="GPUs of a run, one process each; 0: one GPU if there is one")
+    # The next two are left out at their defaults, so that digests of older configurations stay the same.
     mixed_precision: bool = Field(
         True,
-        description="on GPUs: forward and backward in bfloat16 (paper); false computes all in float32, which "
-        "is faster for models so small that casts outweigh products",
+        description="on GPUs: forward and backward passes in bfloat16 (paper); false: in float32, which is "
+        "faster for tiny models",
         exclude_if=lambda value: value is True,
     )
     gradient_checkpointing: bool = Field(
         True,
-        description="on GPUs: activations are computed again in the backward pass, to save memory",
+        description="on GPUs: recompute activations in the backward pass to save memory",
         exclude_if=lambda value: value is True,
     )
     learning_rate: Positive = Field(1e-6, description="AdamW's learning rate, constant")
@@ -136,33 +137,37 @@ class Training(StrictModel):
     gradient_clipping: Positive = Field(1.0, description="largest global gradient norm")
     temperature: Positive = Field(1.0, description="sampling temperature of rollouts")
     max_prompt_tokens: Count | None = Field(
-        None, description="longest prompt in tokens; longer ones are left out of training, and counted"
+        None, description="longest prompt in tokens; longer ones are not trained on, and are counted"
     )
     max_response_tokens: Count = Field(4096, description="longest response in tokens")
-    keep: Count = Field(64, description="K: tokens kept of each old distribution")
+    keep: Count = Field(64, description="K, most tokens that are kept of each old distribution")
     dropped_mass: NotNegative = Field(
-        1e-5, lt=1, description="delta: mass that may be left to the pooled tail"
+        1e-5, lt=1, description="delta: tokens are kept until they hold 1 - delta of the mass, or K are kept"
     )
     tail: Literal["pooled", "constant"] = Field(
-        "pooled", description="of tokens not kept: their exact mass, or the paper's 1e-12 for each of them"
+        "pooled",
+        description="mass of the tokens not kept: `pooled`, their exact total; `constant`, the paper's 1e-12 "
+        "for each",
     )
     aggregation: (
         Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] | None
     ) = Field(
         None,
-        description="how token losses become one number; none takes the trust region's or estimator's own",
+        description="how token losses are averaged; none: as the trust region or the estimator defines it",
     )
-    critic: Critic | None = Field(None, description="needed by estimators that use values")
+    critic: Critic | None = Field(None, description="value model, required by estimators that use values")
     regulariser: Regulariser | None = Field(
-        None, description="KL to the base model; none, as in the paper, leaves it out"
+        None, description="KL penalty to the base model; none, as in the paper, adds no penalty"
     )
-    dynamic_sampling: DynamicSampling | None = Field(None, description="replace prompts without signal")
-    overlong: Overlong | None = Field(None, description="penalty on responses near the limit")
+    dynamic_sampling: DynamicSampling | None = Field(
+        None, description="replace prompts whose responses are all right or all wrong"
+    )
+    overlong: Overlong | None = Field(None, description="penalty on responses near max_response_tokens")
     pretraining: Pretraining | None = Field(None, description="likelihood of demonstrations in the loss")
-    vllm: Vllm | None = Field(None, description="rollouts by vLLM; none for transformers")
-    validate_every: Whole = Field(10, description="rollout batches between validations; 0 for never")
+    vllm: Vllm | None = Field(None, description="sample rollouts with vLLM; none: with transformers")
+    validate_every: Whole = Field(10, description="rollout batches between validations; 0: never")
     checkpoint_every: Count = Field(10, description="rollout batches between checkpoints")
-    checkpoints_kept: Count = Field(2, description="newest checkpoints that stay until the run is complete")
+    checkpoints_kept: Count = Field(2, description="newest checkpoints to keep until the run is complete")
 
     @model_validator(mode="after")
     def _check_batch_sizes(self) -> "Training":
@@ -175,8 +180,8 @@ class Training(StrictModel):
             )
         if self.micro_batch_tokens and self.micro_batches > 1:
             raise ValueError(
-                f"micro_batches is {self.micro_batches} and micro_batch_tokens {self.micro_batch_tokens}; a "
-                "mini-batch is cut by one of them, leave out the other"
+                f"micro_batches is {self.micro_batches} and micro_batch_tokens {self.micro_batch_tokens}; "
+                "leave out one of them"
             )
         if self.vllm and (self.policy_lag or self.trust_region_anchor == "sampler"):
             raise ValueError(
@@ -189,14 +194,14 @@ class Training(StrictModel):
             )
         if self.dynamic_sampling and self.responses_per_prompt == 1:
             raise ValueError(
-                "dynamic_sampling can never fill a batch with responses_per_prompt 1: one response cannot be "
-                "right and wrong; sample at least 2"
+                "responses_per_prompt is 1; dynamic_sampling needs at least 2, since it keeps only prompts "
+                "with right and wrong responses"
             )
         return self
 
     @property
     def steps_per_batch(self) -> int:
-        """Optimiser steps for each rollout batch."""
+        """Optimiser steps per rollout batch."""
         return self.mini_batches * self.num_iterations
 
     @property
@@ -206,7 +211,7 @@ class Training(StrictModel):
 
 
 class Suite(StrictModel):
-    """How a further data set is sampled, on whose test split models of a task are evaluated too."""
+    """A further data set, on whose test split the models of a task are evaluated."""
 
     samples: Count = Field(1, description="samples for each problem")
     temperature: NotNegative = Field(0.0, description="sampling temperature; 0 is greedy")
@@ -214,25 +219,25 @@ class Suite(StrictModel):
 
 
 class TaskSettings(StrictModel):
-    """A task of the experiment: sizes of its splits, its own settings, overrides of training."""
+    """A task of the experiment: sizes of its splits, settings, and overrides of training."""
 
-    train: Size = Field(2000, description="number of problems; a public data set also has all")
-    validation: Size = Field(64, description="number of problems on which training is watched")
-    test: Size = Field(64, description="number of problems for the final evaluation")
-    settings: dict[str, Any] = Field({}, description="of the task's generator: see Tasks")
+    train: Size = Field(2000, description="number of training problems, or all of a public data set")
+    validation: Size = Field(64, description="number of validation problems, for progress during training")
+    test: Size = Field(64, description="number of test problems, for the final evaluation")
+    settings: dict[str, Any] = Field({}, description="settings of the task's generator: see Tasks")
     evaluate_on: dict[str, Suite] = Field({}, description="further data sets to evaluate on, by name")
-    training: dict[str, Any] = Field({}, description="overrides of training that belong to the task")
+    training: dict[str, Any] = Field({}, description="overrides of training for this task")
 
 
 class Rule(StrictModel):
     """A trust region or an estimator: a registered rule and its settings."""
 
     rule: str = Field(
-        description="its registered name: see Trust regions and Estimators; of a trust region also "
+        description="registered name: see Trust regions and Estimators; a trust region may also be "
         "`file.py:function`"
     )
-    settings: dict[str, Any] = Field({}, description="of the rule: see there")
-    training: dict[str, Any] = Field({}, description="overrides of training that belong to the rule")
+    settings: dict[str, Any] = Field({}, description="settings of the rule")
+    training: dict[str, Any] = Field({}, description="overrides of training for this rule")
 
 
 class Evaluation(StrictModel):
@@ -242,7 +247,7 @@ class Evaluation(StrictModel):
     temperature: NotNegative = Field(1.0, description="sampling temperature; 0 is greedy")
     batch_size: Count = Field(256, description="responses sampled at a time")
     engine: Literal["transformers", "vllm"] = Field(
-        "transformers", description="what samples; vllm is for models of the hub"
+        "transformers", description="engine that samples; vllm is for pretrained models only"
     )
     engine_options: dict[str, Any] = Field(
         {}, description="arguments of `vllm.LLM`, such as gpu_memory_utilization or tensor_parallel_size"
@@ -256,44 +261,48 @@ class Evaluation(StrictModel):
 
 
 class MoreSeeds(StrictModel):
-    """Seeds where they decide: after the first, in settings in which a claim is undecided."""
+    """Adds seeds to the settings in which a claim is undecided."""
 
-    most: Count = Field(description="seeds of a setting, at most; looks are planned for as many")
+    most: Count = Field(description="largest number of seeds of a setting; plans the looks at the claims")
     minutes: Positive = Field(
-        18.0, description="since the start of `make results`, after which no further seeds are begun"
+        18.0, description="minutes after the start of `make results` when no further seeds are started"
     )
 
 
 class PublicData(StrictModel):
-    """Work on public data sets that trains nothing: the graders' audit, and benchmarks of the base models."""
+    """Public data sets without training: the audit of the graders, and benchmarks of the base models."""
 
     source: Literal["mirror", "hub"] = Field(
         "mirror",
-        description="mirror: leave all this out where TROLL_DATA_MIRROR is not set; hub: download instead",
+        description="`mirror`: skip all of this unless TROLL_DATA_MIRROR is set; `hub`: download",
     )
-    audit: Literal["none", "fast", "full"] = Field("none", description="full: all problems of all sets")
-    benchmarks: list[str] = Field([], description="data sets for reference solutions and base models")
+    audit: Literal["none", "fast", "full"] = Field(
+        "none", description="audit of the graders: `fast` on samples of the data sets, `full` on all problems"
+    )
+    benchmarks: list[str] = Field(
+        [], description="data sets on which base models and reference solutions are graded"
+    )
     problems: Size = Field(32, description="number of test problems of each benchmark, or all")
-    samples: Count = Field(1, description="samples of a base model for each of them")
+    samples: Count = Field(1, description="samples of a base model for each problem")
     max_tokens: Count = Field(64, description="longest response of a base model, in tokens")
 
 
 class StepBenchmark(StrictModel):
-    """Whole optimiser steps of a random language model: clip, TROLL, and clip with a critic, side by side."""
+    """Times whole optimiser steps of a random language model with clip, TROLL, and clip with a critic."""
 
-    shape: str = Field("20m", description="qwen3-0.6b, 20m or tiny")
-    responses: Count = Field(8, description="B, responses of the mini-batch")
+    shape: str = Field("20m", description="size of the model: qwen3-0.6b, 20m or tiny")
+    responses: Count = Field(8, description="B, responses in the mini-batch")
     prompt: Count = Field(64, description="tokens of each prompt")
     response: Count = Field(192, description="T, tokens of each response")
 
 
 class CostBenchmark(StrictModel):
-    """The cost table: forward and backward of the output layer and the loss, clip and TROLL side by side."""
+    """Times forward and backward of output layer and loss with clip and TROLL, for the cost table."""
 
     tokens: Count = Field(512, description="N, tokens of the update")
-    widths: list[Count] = Field([1024], description="D, hidden widths")
-    vocabulary: Count = Field(151_936, description="V; Qwen3's by default")
+    widths: list[Count] = Field([1024], description="D, hidden widths to measure")
+    vocabulary: Count = Field(151_936, description="V, entries of the vocabulary; Qwen3's by default")
     repeats: Count = Field(3, description="measurements of each variant")
     step: StepBenchmark | None = Field(
-        None, description="whole optimiser steps too; none measures updates alone"
+        None, description="also time whole optimiser steps; none: only the update"
     )
