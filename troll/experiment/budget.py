@@ -86,7 +86,7 @@ def disk_gb(experiment: Experiment) -> float:
 
 
 def _models(experiment: Experiment) -> tuple[int, float, float]:
-    """Returns the number of pretrained models of known size, and GB of downloads and of a run's checkpoints."""
+    """Returns how many pretrained models have a known size; GB of downloads and of a run's checkpoints."""
     names = dict.fromkeys(run.model for run in experiment.runs())
     sizes = [billions_of(experiment.models[name].pretrained) for name in names]
     known = [size for size in sizes if size is not None]

@@ -1,4 +1,4 @@
-"""Reading and writing experiment files and run files; what is wrong with one is a single line."""
+"""Reads and writes experiment files and run files; errors in them are reported as one line."""
 
 import itertools
 from pathlib import Path
@@ -14,19 +14,19 @@ from troll.experiment.experiment import Experiment
 from troll.experiment.run_config import RunConfig
 from troll.experiment.validation import light_problems, problems, run_problems
 
-# A template of YTE, the engine through which Snakemake reads configuration files, `snakemake -n` included.
+# Marks a template of YTE, through which Snakemake reads configuration files, even with `snakemake -n`.
 _TEMPLATE = "__use_yte__"
 
 
 def _parse_shape(data: Any, source: str) -> Experiment:
-    """The file's keys and types; names, settings and combinations are not looked at."""
+    """Checks the file's keys and types, but not names, settings and combinations."""
     if not isinstance(data, dict):
         raise UserError(f"{source}: expected a mapping with keys {', '.join(Experiment.model_fields)}")
     return validated(Experiment, data, source)
 
 
 def parse_experiment(data: Any, source: str) -> Experiment:
-    """Checks the contents of an experiment file, which messages call ``source``."""
+    """Parses and checks the contents of an experiment file, which messages call ``source``."""
     experiment = _parse_shape(data, source)
     for problem in itertools.chain(problems(experiment), run_problems(experiment)):
         raise UserError(f"{source}: {problem}")
@@ -34,12 +34,12 @@ def parse_experiment(data: Any, source: str) -> Experiment:
 
 
 def read_configuration(path: Path) -> Any:
-    """Reads an experiment file as it is, without looking at what it says."""
+    """Reads an experiment file without checking its contents."""
     data = read_yaml(path, "experiment file")
     if isinstance(data, dict) and _TEMPLATE in data:
         raise UserError(
             f"{path}: {_TEMPLATE}: Snakemake runs the code in such a file before anything can check it; "
-            "remove the key, and write the values themselves"
+            "remove the key, and write plain values"
         )
     return data
 
@@ -50,12 +50,9 @@ def load_experiment(path: Path) -> Experiment:
 
 
 def read_experiment(path: Path) -> Experiment:
-    """Reads an experiment file as far as its runs can be listed: without torch, at once.
-
-    Settings of tasks and rules are not looked at.
-    """
+    """Reads an experiment file quickly, to list its runs: without torch and without checking settings."""
     experiment = _parse_shape(read_configuration(path), str(path))
-    # Of a copy: the list of runs is kept, and would outlive other seeds that the caller puts in.
+    # Checks a copy, because the list of runs is cached and the caller may change the seeds.
     for problem in light_problems(experiment.model_copy()):
         raise UserError(f"{path}: {problem}")
     return experiment
@@ -70,9 +67,9 @@ def read_run_file(path: Path) -> RunConfig:
     """Reads a run.yaml."""
     data = read_yaml(path, "run file")
     if not isinstance(data, dict) or "run_id" not in data:
-        raise UserError(f"{path}: not a run file; `troll job configure` writes them")
+        raise UserError(f"{path}: not a run file; `troll job configure` writes run files")
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
         problem = explain(error, RunConfig)
-        raise UserError(f"{path}: {problem}; delete a file of another version, and write it again") from None
+        raise UserError(f"{path}: {problem}; delete a file of another version to write it again") from None

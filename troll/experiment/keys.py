@@ -1,4 +1,4 @@
-"""What makes a run the run that was planned: a digest of its configuration and of how it is evaluated."""
+"""Keys of runs: digests of configuration and evaluation, which identify the runs that a file plans."""
 
 import json
 from collections.abc import Collection, Iterable
@@ -11,12 +11,17 @@ from troll.experiment.settings import Suite
 
 
 def key_of(config: Any, evaluation: Any) -> str:
-    """The digest of what defines a run and its grades."""
-    return digest_of_json(json.loads(json.dumps([config, evaluation])))  # lists for tuples, as after a file
+    """Returns the digest of what defines a run and its grades."""
+    return digest_of_json(
+        json.loads(json.dumps([config, evaluation]))
+    )  # turns tuples into lists, as files do
 
 
 def largest_values(experiment: Experiment, runs: Iterable[Run], setting: str) -> dict[str, int]:
-    """The largest value of a training setting by run id; for a base model, the largest of its runs."""
+    """Returns a training setting by run or base model (``runs/<run_id>``, ``base/<model>/<task>``).
+
+    A base model gets the largest value of its runs.
+    """
     largest: dict[str, int] = {}
     for run in runs:
         value = getattr(experiment.training_of(run), setting)
@@ -26,7 +31,7 @@ def largest_values(experiment: Experiment, runs: Iterable[Run], setting: str) ->
 
 
 def suites_of(experiment: Experiment, task: str, skipped: Collection[str] = ()) -> dict[str, Suite]:
-    """Further data sets that the models of a task are evaluated on."""
+    """Returns the suites of a task, the further data sets that its models are evaluated on."""
     suites = experiment.tasks[task].evaluate_on
     return {name: suite for name, suite in suites.items() if name not in skipped}
 
@@ -34,7 +39,7 @@ def suites_of(experiment: Experiment, task: str, skipped: Collection[str] = ()) 
 def planned_keys(
     experiment: Experiment, runs: Iterable[Run], skipped: Collection[str] = ()
 ) -> dict[str, str]:
-    """The keys of runs, and of the base models that they start from, by run id."""
+    """Returns the keys of runs by run_id, and of their base models by ``base/<model>/<task>``."""
     every = list(runs)
     tokens = largest_values(experiment, every, "max_response_tokens")
     shared = experiment.evaluation.model_dump()

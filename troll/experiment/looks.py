@@ -1,7 +1,7 @@
-"""What `make results` has decided on the way, kept beside the results: further seeds, and why it ended.
+"""Reads and writes ``looks.json``: the further seeds that `make results` added, and why it stopped.
 
-``looks.json`` of an experiment with ``more_seeds``. Its seeds are part of the experiment until
-the file is removed, so that any command plans what `make results` had asked for.
+An experiment with ``more_seeds`` has this file beside its results. Its seeds belong to the experiment until
+the file is removed, so that every command plans the runs that `make results` planned.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ NAME = "looks.json"
 
 
 def read_looks(root: Path) -> dict[str, Any]:
-    """The file of results/<experiment>; empty where there is none."""
+    """Reads the file in results/<experiment>; empty if there is none."""
     path = root / NAME
     if not path.exists():
         return {}
@@ -33,13 +33,13 @@ def read_looks(root: Path) -> dict[str, Any]:
 def write_looks(
     root: Path, further_seeds: Mapping[str, Sequence[int]], looks: Sequence[Mapping[str, Any]], ended: str
 ) -> None:
-    """Writes the file; ``ended`` says why no further seeds were begun, empty while they are."""
+    """Writes the file; ``ended`` says why no more seeds are added, and is empty as long as they are."""
     seeds_by_setting = {name: sorted(seeds) for name, seeds in sorted(further_seeds.items())}
     write_json(root / NAME, {"looks": list(looks), "ended": ended, "further_seeds": seeds_by_setting})
 
 
 def with_further_seeds(experiment: Experiment, root: Path) -> Experiment:
-    """The experiment with the seeds that `make results` has asked for; as it is where it asks for none."""
+    """Returns the experiment with the seeds that `make results` has added, if any."""
     if experiment.more_seeds is None:
         return experiment
     settings = {run.group_id for run in experiment.runs()}

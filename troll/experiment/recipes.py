@@ -1,7 +1,7 @@
-"""What an advantage estimator brings to a run, and what it needs of one.
+"""Recipes of advantage estimators, and what estimators require of a run.
 
-A recipe is the settings of a whole method. An estimator of that name starts from it instead of the
-experiment's `training` block, and every part can be changed or switched off in the experiment file, as in
+A recipe holds the training settings of a whole method. It overrides the experiment's `training` block for an
+estimator of that name; the experiment file can change or switch off each part, as in
 ``training: {regulariser: null}``.
 """
 
@@ -11,18 +11,17 @@ from typing import Any
 from troll.experiment.settings import Rule, Training
 
 _PPO_MAX: Mapping[str, Any] = {
-    # Section 5.4 of the paper: the critic is trained before the policy moves. The paper starts it from a
-    # reward model and gives no number of steps; here it starts from the policy.
+    # Section 5.4 of the paper: the critic is trained before the policy. There it starts from a reward model,
+    # with an unstated number of steps; here it starts from the policy.
     "critic": {"learning_rate": 1.65e-6, "value_clip": 0.2, "gradient_clipping": 1.0, "warmup_steps": 8},
     "regulariser": {"estimate": "k1", "applied_to": "reward", "coefficient": 0.05},
     "gradient_clipping": 1.0,
-    # Its weight is not printed; InstructGPT's is the one in use.
-    "pretraining": {"coefficient": 27.8},
+    "pretraining": {"coefficient": 27.8},  # InstructGPT's; the paper gives no weight
 }
 
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     "ppo-max": _PPO_MAX,
-    # The released code: other weights, no pre-training of the critic, none of the policy.
+    # The released code: other coefficients, no warm-up of the critic and no pretraining loss.
     "ppo-max-code": {
         "critic": {**_PPO_MAX["critic"], "learning_rate": 1.5e-6, "warmup_steps": 0},
         "regulariser": {**_PPO_MAX["regulariser"], "coefficient": 0.02},
@@ -37,12 +36,12 @@ Reward normalisation and clipping are settings of the estimator: see `troll.algo
 
 
 def recipe_of(estimator: str) -> Mapping[str, Any]:
-    """Overrides of `troll.experiment.settings.Training` that belong to an estimator; empty for most."""
+    """Returns an estimator's overrides of `troll.experiment.settings.Training`; empty for most."""
     return RECIPES.get(estimator, {})
 
 
 def missing_parts(where: str, rule: Rule, training: Training) -> Iterator[str]:
-    """What an estimator needs and the settings of a run do not give, as one line each."""
+    """Yields a line for everything that an estimator requires and a run's settings lack."""
     from troll.algorithms.advantages import ESTIMATORS
 
     info = ESTIMATORS[rule.rule]

@@ -1,4 +1,4 @@
-"""What defines one run or one base model, defaults included: the contents of run.yaml and of manifests."""
+"""What defines a run or a base model, including defaults: the contents of run.yaml and of manifests."""
 
 from typing import Annotated, Any, Literal
 
@@ -13,32 +13,32 @@ from troll.experiment.settings import Evaluation, Size, Suite, Training
 class ScratchModelOfRun(FromScratch):
     """A model made from scratch."""
 
-    name: str = Field(description="in the experiment file")
+    name: str = Field(description="name in the experiment file")
     hub: None = None
-    # Configurations without one stay what they were to the last byte: runs are known by their digests.
+    # Left out if None, so that digests of older configurations stay the same.
     base_seed: Whole | None = Field(
         None,
-        description="where there are several base models of one kind",
+        description="base seed, if there are several base models of one kind",
         exclude_if=lambda value: value is None,
     )
 
 
-# As above.
+# Left out if None, as above.
 _Supervised = Annotated[SupervisedSteps | None, Field(exclude_if=lambda value: value is None)]
 
 
 class HubModelOfRun(StrictModel):
-    """A model of the hub: its id alone, for the sizes are its own."""
+    """A model of the hub, which defines its own sizes."""
 
-    name: str = Field(description="in the experiment file")
+    name: str = Field(description="name in the experiment file")
     hub: HubModel
     supervised: _Supervised = None
 
 
 class WheelModelOfRun(StrictModel):
-    """A model from a package."""
+    """A model from a wheel."""
 
-    name: str = Field(description="in the experiment file")
+    name: str = Field(description="name in the experiment file")
     wheel: WheelModel
     supervised: _Supervised = None
 
@@ -60,13 +60,13 @@ ModelOfRun = Annotated[
 
 
 class ProblemsConfig(StrictModel):
-    """Problems to be written: of the splits that are named."""
+    """Problems to write, of the splits that are named."""
 
-    name: str = Field(description="of the task")
+    name: str = Field(description="name of the task")
     train: Size | None = None
     validation: Size | None = None
     test: Size | None = None
-    settings: dict[str, Any] = Field({}, description="of the task's generator")
+    settings: dict[str, Any] = Field({}, description="settings of the task's generator")
 
 
 class TaskOfRun(StrictModel):
@@ -82,42 +82,44 @@ class TaskOfRun(StrictModel):
 class RuleOfRun(StrictModel):
     """A trust region or an estimator with all its settings."""
 
-    name: str = Field(description="in the experiment file")
-    rule: str = Field(description="its registered name, or file.py:function")
-    file_sha256: str | None = Field(None, description="of the rule's file, if it has one of its own")
+    name: str = Field(description="name in the experiment file")
+    rule: str = Field(description="registered name, or file.py:function")
+    file_sha256: str | None = Field(None, description="SHA-256 of the rule's file; none if registered")
     settings: dict[str, Any]
 
 
 class ConditionOfRun(StrictModel):
-    """The condition, whose overrides are in ``training``."""
+    """A condition; its overrides are part of ``training``."""
 
     name: str
 
 
 DerivedSeed = Annotated[int, Field(ge=0, lt=2**32)]
-"""As many bits as numpy accepts."""
+"""A seed of 32 bits, the most that numpy accepts."""
 
 
 class SeedsOfRun(StrictModel):
-    """Derived seeds: of the order of prompts and rollouts, and of sampling for the evaluation."""
+    """Derived seeds of the order of prompts and the rollouts, and of the samples for evaluation."""
 
     training: DerivedSeed
     evaluation: DerivedSeed
 
 
 class SeedsOfBase(StrictModel):
-    """Derived seeds: of a base model's weights and order, and of its demonstrations."""
+    """Derived seeds of a base model's weights and training order, and of its demonstrations."""
 
     model: DerivedSeed
     data: DerivedSeed
 
 
-Rehearsal = Annotated[bool, Field(description="of `troll rehearse`", exclude_if=lambda value: not value)]
-"""Written where it is true only: the files of real runs stay as they were."""
+Rehearsal = Annotated[
+    bool, Field(description="part of a `troll rehearse`", exclude_if=lambda value: not value)
+]
+"""Left out if false, so that the files of real runs stay the same."""
 
 
 class RunConfig(StrictModel):
-    """One run."""
+    """A run."""
 
     experiment: str
     run_id: str
@@ -133,7 +135,7 @@ class RunConfig(StrictModel):
 
 
 class BaseConfig(StrictModel):
-    """One base model."""
+    """A base model."""
 
     experiment: str
     run_id: str
@@ -146,18 +148,18 @@ class BaseConfig(StrictModel):
 class TokenizerConfig(StrictModel):
     """The tokenizer that an experiment's models from scratch share."""
 
-    tasks: dict[str, dict[str, Any]] = Field(description="settings by name of the task")
+    tasks: dict[str, dict[str, Any]] = Field(description="settings of the tasks by name")
     vocabulary: Count
-    demonstrations: Count = Field(description="texts of each task that it is made from")
+    demonstrations: Count = Field(description="demonstrations of each task that it is trained on")
 
 
 class SamplingConfig(Evaluation):
     """How a checkpoint is sampled."""
 
-    max_tokens: Count = Field(64, description="longest response")
-    seed: DerivedSeed = Field(0, description="of the random streams")
-    chat: Literal["auto", "on", "off"] = Field("auto", description="chat template; auto: if there is one")
-    thinking: bool = Field(False, description="let a model that can (Qwen3) think first")
+    max_tokens: Count = Field(64, description="longest response in tokens")
+    seed: DerivedSeed = Field(0, description="seed of the random streams")
+    chat: Literal["auto", "on", "off"] = Field("auto", description="use the chat template; auto: if any")
+    thinking: bool = Field(False, description="let a model with a thinking mode (Qwen3) think first")
     cut_prompts: bool = Field(False, description="cut the start of prompts that are too long")
 
 
@@ -165,8 +167,8 @@ class SuitesConfig(StrictModel):
     """How further data sets are sampled."""
 
     suites: dict[str, Suite] = Field(description="samples and temperature by data set")
-    max_tokens: Count = Field(4096, description="longest response")
+    max_tokens: Count = Field(4096, description="longest response in tokens")
     batch_size: Count = Field(256, description="responses sampled at a time")
-    seed: DerivedSeed = Field(0, description="of the random streams")
-    engine: Literal["transformers", "vllm"] = Field("transformers", description="what samples")
+    seed: DerivedSeed = Field(0, description="seed of the random streams")
+    engine: Literal["transformers", "vllm"] = Field("transformers", description="engine that samples")
     engine_options: dict[str, Any] = Field({}, description="arguments of `vllm.LLM`")
