@@ -55,8 +55,8 @@ def test_a_run_records_its_base_seed_and_one_without_has_no_such_key():
     ("models", "said"),
     [
         ({"small": {"base_seeds": [0, 0]}}, r"models.small.base_seeds: \[0, 0\] names a seed twice"),
-        ({"small": {"base_seeds": [0], "hub": {"id": "a/b"}}}, "base_seeds: only for models made from scratch"),
-        ({"small": {"base_seeds": [0]}, "small-base0": {}}, "give one of them another name"),
+        ({"small": {"base_seeds": [0], "hub": {"id": "a/b"}}}, "only for models made from scratch"),
+        ({"small": {"base_seeds": [0]}, "small-base0": {}}, "rename one of them"),
         ({"small": {"base_seeds": [-1]}}, "models.small.base_seeds"),
         ({"small": {"base_seeds": "all"}}, "models.small.base_seeds"),
         ({"small": 3}, "models.small"),

@@ -110,7 +110,7 @@ def _set(data, path, value):
         (("conditions",), {"..": {}}, ["conditions: name '..'"]),
         (("matrix",), [{"group": "all"}], ["matrix[0].group: 'all'", "name of a rule"]),
         (("matrix",), [{"group": "train"}], ["matrix[0].group: 'train'", "name of a rule"]),
-        (("matrix",), [{"group": "a\n"}], ["matrix[0].group: 'a\\n'", "small letters"]),
+        (("matrix",), [{"group": "a\n"}], ["matrix[0].group: 'a\\n'", "lowercase letters"]),
         (("matrix",), [{"group": "a" * 300}], ["matrix[0].group: 'aaa", "at most 100"]),
         (("seeds",), [10**30], ["seeds.0", "below 2^31"]),
         (("training", "keep"), 2**40, ["training.keep", "below 2^31"]),
@@ -176,7 +176,7 @@ def _set(data, path, value):
         (
             ("models", "tiny", "context"),
             48,
-            ["max_response_tokens 48 leaves a prompt no room", "of 48 tokens"],
+            ["max_response_tokens 48 leaves no room for a prompt", "of 48 tokens"],
         ),
         (
             ("conditions", "stale", "max_prompt_tokens"),
@@ -187,14 +187,18 @@ def _set(data, path, value):
         (
             ("tasks", "chains", "train"),
             15,
-            ["tiny/chains/", "prompts_per_batch is 16, but task chains takes 15", "raise tasks.chains.train"],
+            [
+                "tiny/chains/",
+                "prompts_per_batch is 16, but task chains has 15 train problems",
+                "raise tasks.chains.train",
+            ],
         ),
         (
             ("conditions", "stale", "prompts_per_batch"),
             2048,
             ["/stale/seed0: prompts_per_batch is 2048", "2000"],
         ),
-        (("cost",), {"widths": []}, ["cost.widths: is empty; name one at least, such as 1024"]),
+        (("cost",), {"widths": []}, ["cost.widths: is empty; name at least one, such as 1024"]),
         (("cost",), {"step": {"shape": "21m"}}, ["cost.step.shape: ", "'21m'", "did you mean '20m'"]),
         (("evaluation", "engine"), "vllm", ["evaluation.engine: vllm is for", "model tiny", "transformers"]),
     ],
@@ -341,7 +345,7 @@ def test_a_run_file_of_another_version_is_one_line(data, tmp_path):
             {"math5000": {}},
             ["tasks.chains.evaluate_on", "did you mean 'math500'"],
         ),
-        (("matrix",), [{"group": "Paper sizes"}], ["matrix[0].group", "'Paper sizes'", "small letters"]),
+        (("matrix",), [{"group": "Paper sizes"}], ["matrix[0].group", "'Paper sizes'", "lowercase letters"]),
     ],
 )
 def test_mistakes_with_the_hub_and_public_data_are_one_line(data, path, value, expected):
@@ -365,7 +369,7 @@ def test_demonstrations_are_asked_for_only_where_there_are_some(data):
     data["models"]["tiny"] = {"hub": {"id": "a/b"}}
     data["tasks"] = {"gsm8k": {"train": "all"}}
     data["estimators"] = {"ppo-max": {"rule": "ppo-max"}}
-    with pytest.raises(UserError, match=r"gsm8k has none; switch it off: .*pretraining: null"):
+    with pytest.raises(UserError, match=r"gsm8k has none; switch it off with .*pretraining: null"):
         parse_experiment(data, "x")
     data["estimators"]["ppo-max"]["training"] = {"pretraining": None}
     assert parse_experiment(data, "x").runs()
@@ -430,7 +434,7 @@ def test_a_batch_of_a_public_data_set_is_compared_with_what_is_taken_of_it(data,
     if fits:
         assert parse_experiment(data, "x").runs()
     else:
-        with pytest.raises(UserError, match=r"prompts_per_batch is 16, but task gsm8k takes 15"):
+        with pytest.raises(UserError, match=r"prompts_per_batch is 16, but task gsm8k has 15"):
             parse_experiment(data, "x")
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with an experiment file, as one line: place, value, and what would be right."""
+"""Checks experiment files; each problem is one line with its place, its value and what would be right."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from troll.tasks.registry import check_settings, get_task, task_names
 from troll.tasks.types import SPLITS
 
 LONGEST = 100
-"""Characters of a name; file names have at most 255."""
+"""Most characters of a name; file names may have 255."""
 
 RULES = frozenset(
     {
@@ -51,16 +51,16 @@ RULES = frozenset(
         "train",
     }
 )
-"""Names of the workflow's rules, which a group cannot have: `snakemake NAME` asks for either."""
+"""Names of the workflow's rules, which a group cannot have because `snakemake NAME` runs either."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _GROUP = re.compile(r"[a-z][a-z0-9_]*")
 
 LEAST_VOCABULARY = 256 + 2
-"""The bytes, the end and the padding of `troll.training.tokenizer`."""
+"""The bytes, the end and the padding token of `troll.training.tokenizer`."""
 
 STEP_SHAPES = ("qwen3-0.6b", "20m", "tiny")
-"""Models of `cost.step`: those of `workflow/benchmarks/step_worker.py`, which is no part of the package."""
+"""Models of `cost.step`, as in `workflow/benchmarks/step_worker.py`, which is not part of the package."""
 
 
 def _choices(where: str, name: str, valid: list[str]) -> str:
@@ -68,7 +68,7 @@ def _choices(where: str, name: str, valid: list[str]) -> str:
 
 
 def problems(experiment: Experiment) -> Iterator[str]:
-    """Everything that the shape of the file does not show, as one line each."""
+    """Yields a line for every problem that keys and types do not show."""
     yield from _name_problems(experiment)
     for name, task in experiment.tasks.items():
         yield from _task_problems(name, task)
@@ -89,24 +89,27 @@ def problems(experiment: Experiment) -> Iterator[str]:
 
 
 def _name_problems(experiment: Experiment) -> Iterator[str]:
-    """Names that cannot be, and seeds that are there twice, as one line each."""
+    """Yields a line for every invalid name, and for seeds that occur twice."""
     sections = ("models", "trust_regions", "estimators", "conditions")
     names = [("experiment", experiment.experiment)]
     names += [(section, name) for section in sections for name in getattr(experiment, section)]
     for where, name in names:
         if not _NAME.fullmatch(name) or len(name) > LONGEST or name == BASE:
             yield (
-                f"{where}: name {_cut(name)}: letters, digits, dots, dashes and underscores only, at most "
-                f"{LONGEST}, and not {BASE!r}"
+                f"{where}: name {_cut(name)}: must start with a letter or digit, have only letters, digits, "
+                f"dots, dashes and underscores, at most {LONGEST}, and not be {BASE!r}"
             )
     for number, block in enumerate(experiment.matrix):
         if block.group is None:
             continue
         where = f"matrix[{number}].group: {_cut(block.group)}"
         if not _GROUP.fullmatch(block.group) or len(block.group) > LONGEST:
-            yield f"{where}: small letters, digits and underscores only, at most {LONGEST}"
+            yield (
+                f"{where}: must start with a lowercase letter and have only lowercase letters, digits and "
+                f"underscores, at most {LONGEST}"
+            )
         if block.group in RULES:
-            yield f"{where}: is the name of a rule of the workflow; take another"
+            yield f"{where}: is the name of a rule of the workflow; choose another"
     if len(set(experiment.seeds)) != len(experiment.seeds):
         yield f"seeds: {experiment.seeds} names a seed twice"
 
@@ -116,19 +119,19 @@ def _cut(name: str) -> str:
 
 
 def shape_problems(name: str, model: ModelSettings) -> Iterator[str]:
-    """What transformers or the tokenizer would refuse of a model made from scratch.
+    """Yields a line for every size of a model made from scratch that transformers or the tokenizer rejects.
 
-    The width need not divide by the heads: heads have a width of their own.
+    The width need not be a multiple of heads, since ``head_width`` is separate.
     """
     if model.pretrained is not None:
         return
     if model.heads % model.key_value_heads:
         yield (
-            f"models.{name}.heads: {model.heads} do not divide into groups for {model.key_value_heads} "
-            "key_value_heads; make it a multiple"
+            f"models.{name}.heads: {model.heads} do not divide by {model.key_value_heads} key_value_heads; "
+            "make it a multiple"
         )
     if model.head_width % 2:
-        yield f"models.{name}.head_width: {model.head_width} is odd; rotary positions need an even one"
+        yield f"models.{name}.head_width: {model.head_width} is odd; rotary positions need an even width"
     if model.vocabulary < LEAST_VOCABULARY:
         yield (
             f"models.{name}.vocabulary: {model.vocabulary} is too small; the tokenizer needs "
@@ -137,12 +140,12 @@ def shape_problems(name: str, model: ModelSettings) -> Iterator[str]:
 
 
 def _suites() -> list[str]:
-    """Data sets that have test problems."""
+    """Returns the data sets that have test problems."""
     return [item.name for item in DATA_SETS.values() if {"test", "all"} & set(item.parts)]
 
 
 def _demonstrated() -> list[str]:
-    """Tasks with something to imitate."""
+    """Returns the tasks that have demonstrations."""
     return [*testbed.NAMES, *(item.name for item in DATA_SETS.values() if item.solutions)]
 
 
@@ -157,11 +160,11 @@ def _task_problems(name: str, task: TaskSettings) -> Iterator[str]:
     if name in testbed.NAMES:
         for split in SPLITS:
             if getattr(task, split) == "all":
-                yield f"tasks.{name}.{split}: a generated task has no last problem; give a number"
+                yield f"tasks.{name}.{split}: is 'all', but the task generates any number; give a number"
     elif not {"train", "all"} & set(DATA_SETS[name].parts):
         yield (
-            f"tasks.{name}: has no problems to train on, only {', '.join(DATA_SETS[name].parts)}; models of "
-            f"another task can be evaluated on it: tasks.<task>.evaluate_on"
+            f"tasks.{name}: has no training problems, only {', '.join(DATA_SETS[name].parts)}; to evaluate "
+            f"models of another task on it, use tasks.<task>.evaluate_on"
         )
     for suite in task.evaluate_on:
         if suite not in _suites():
@@ -169,7 +172,7 @@ def _task_problems(name: str, task: TaskSettings) -> Iterator[str]:
 
 
 def _suite_problems(experiment: Experiment) -> Iterator[str]:
-    """A data set that several tasks evaluate on is one file, and has one size."""
+    """Checks that tasks evaluate on the same number of problems of a data set, since they share its file."""
     sizes: dict[str, tuple[str, int | str]] = {}
     for name, task in experiment.tasks.items():
         for suite, settings in task.evaluate_on.items():
@@ -177,7 +180,7 @@ def _suite_problems(experiment: Experiment) -> Iterator[str]:
             if size != settings.test:
                 yield (
                     f"tasks.{name}.evaluate_on.{suite}.test: {settings.test}, but task {other} takes {size}; "
-                    "take as many"
+                    "use the same number"
                 )
 
 
@@ -191,7 +194,7 @@ def _rule_problems(experiment: Experiment) -> Iterator[str]:
             try:
                 registry.complete(rule.rule, rule.settings)
             except UserError as error:
-                # The place in the file says already what it is.
+                # The place in the file already names the rule.
                 message = str(error).removeprefix(f"{kind}: ")
                 of_settings = message.removeprefix(f"{kind} {rule.rule!r}: ")
                 where = f"{section}.{name}" + ".settings" * (of_settings != message)
@@ -202,7 +205,7 @@ _COORDINATES = ("tasks", "models", "trust_regions", "estimators", "conditions")
 
 
 def _empty_lists(experiment: Experiment) -> Iterator[str]:
-    """Lists that say nothing, where leaving the key out says all."""
+    """Yields a line for every empty list, where leaving out the key means all."""
     if not experiment.matrix:
         yield "matrix: is empty, so there are no runs; leave it out for every combination"
     for number, block in enumerate(experiment.matrix):
@@ -224,23 +227,23 @@ def _matrix_problems(experiment: Experiment) -> Iterator[str]:
         settings = experiment.models[model]
         if settings.pretrained is None and task not in testbed.NAMES:
             yield (
-                f"models.{model}: is made from scratch out of demonstrations, and task {task} has none; give "
-                "it hub: {id: OWNER/NAME}"
+                f"models.{model}: a model made from scratch needs demonstrations, and task {task} has none; "
+                "use a pretrained model, such as hub: {id: OWNER/NAME}"
             )
         if settings.supervised_steps is not None and task not in _demonstrated():
             yield (
-                f"models.{model}.supervised: task {task} has no demonstrations; leave it out, or take one of "
-                f"{', '.join(_demonstrated())}"
+                f"models.{model}.supervised: task {task} has no demonstrations; leave it out, or use one of "
+                f"the tasks {', '.join(_demonstrated())}"
             )
 
 
 def _seed_problems(experiment: Experiment) -> Iterator[str]:
-    """Looks are planned: they begin with the seeds of the file, and end with a number of them."""
+    """Checks more_seeds and further_seeds. Looks are planned from the number of `seeds` to `most`."""
     first, more = len(set(experiment.seeds)), experiment.more_seeds
     if more is not None and not 2 <= first <= more.most:
         yield (
-            f"more_seeds.most: looks go from the {first} of `seeds` to {more.most}; the first needs two "
-            "seeds or more, the last as many at least"
+            f"more_seeds.most: looks go from the {first} of `seeds` to {more.most}; `seeds` needs at least "
+            "two seeds, and `most` must be no smaller than their number"
         )
     settings = list(dict.fromkeys(run.group_id for run in experiment.runs()))
     for setting in experiment.further_seeds:
@@ -255,14 +258,14 @@ def _engine_problems(experiment: Experiment) -> Iterator[str]:
         if experiment.models[model].pretrained is None:
             yield (
                 f"evaluation.engine: vllm is for pretrained models, and model {model} is made from scratch; "
-                "take transformers"
+                "use transformers"
             )
 
 
 def _cost_problems(experiment: Experiment) -> Iterator[str]:
     cost = experiment.cost
     if cost is not None and not cost.widths:
-        yield "cost.widths: is empty; name one at least, such as 1024"
+        yield "cost.widths: is empty; name at least one, such as 1024"
     if cost is not None and cost.step is not None and cost.step.shape not in STEP_SHAPES:
         yield f"cost.step.shape: {unknown('shape', cost.step.shape, STEP_SHAPES)}"
 
@@ -280,13 +283,13 @@ def _override_problems(experiment: Experiment) -> Iterator[str]:
         try:
             Training.model_validate(merged(experiment.training.model_dump(), override))
         except ValidationError as error:
-            # A single override may clash with what another one sets: only the merged run decides that.
+            # Errors without a location are clashes between settings, which other overrides may resolve.
             if error.errors()[0]["loc"]:
                 yield explain(error, Training, where)
 
 
 def _to_blame(experiment: Experiment, run: Run) -> str:
-    """The place without whose overrides a run's settings do not clash; empty if none alone is to blame."""
+    """Returns the place whose override alone makes a run's settings clash; empty if there is none."""
     overrides = experiment.overrides_of(run)
     for left_out in filter(None, reversed(overrides)):
         settings: Mapping[str, Any] = experiment.training.model_dump()
@@ -301,22 +304,22 @@ def _to_blame(experiment: Experiment, run: Run) -> str:
 
 
 def context_problems(run: Run, training: Training, context: int) -> Iterator[str]:
-    """Prompts and responses of a run that are longer than its model's context: sampling would refuse them."""
+    """Yields a line if a run's prompts and responses exceed its model's context: sampling would fail."""
     response, prompt = training.max_response_tokens, training.max_prompt_tokens
     if response >= context:
         yield (
-            f"run {run.run_id}: max_response_tokens {response} leaves a prompt no room in the context of "
-            f"{context} tokens of model {run.model}; shorten responses"
+            f"run {run.run_id}: max_response_tokens {response} leaves no room for a prompt in the context of "
+            f"{context} tokens of model {run.model}; use a smaller max_response_tokens"
         )
     elif prompt is not None and prompt + response > context:
         yield (
             f"run {run.run_id}: max_prompt_tokens {prompt} and max_response_tokens {response} exceed the "
-            f"context of {context} tokens of model {run.model}; shorten one of them"
+            f"context of {context} tokens of model {run.model}; reduce one of them"
         )
 
 
 def light_problems(experiment: Experiment) -> Iterator[str]:
-    """What keeps runs from being listed or their settings from being merged; found at once, without torch."""
+    """Yields the problems that prevent listing runs or merging their settings, quickly and without torch."""
     yield from _empty_lists(experiment)
     yield from _matrix_problems(experiment)
     yield from _override_problems(experiment)
@@ -325,7 +328,7 @@ def light_problems(experiment: Experiment) -> Iterator[str]:
 
 
 def _clashes(experiment: Experiment, run: Run) -> Iterator[str]:
-    """Settings of a run that are wrong only when all that it overrides has come together."""
+    """Yields a line if a run's settings clash once all overrides are merged."""
     try:
         experiment.training_of(run)
     except ValidationError as error:
@@ -335,7 +338,7 @@ def _clashes(experiment: Experiment, run: Run) -> Iterator[str]:
 
 
 def run_problems(experiment: Experiment) -> Iterator[str]:
-    """What is wrong with single runs, when all that they override has come together."""
+    """Yields a line for every problem of a single run with all its overrides merged."""
     for run in experiment.runs():
         clashes = list(_clashes(experiment, run))
         if clashes:
@@ -348,14 +351,14 @@ def run_problems(experiment: Experiment) -> Iterator[str]:
         if model.pretrained is None:
             yield from context_problems(run, training, model.context)
         train = experiment.tasks[run.task].train
-        # Of all problems of a public data set nobody here knows the number.
+        # The size of a public data set is not known here.
         if isinstance(train, int) and training.prompts_per_batch > train:
             yield (
                 f"run {run.run_id}: prompts_per_batch is {training.prompts_per_batch}, but task {run.task} "
-                f"takes {train} train problems; raise tasks.{run.task}.train, or take smaller batches"
+                f"has {train} train problems; raise tasks.{run.task}.train, or use smaller batches"
             )
         if training.pretraining is not None and run.task not in testbed.NAMES:
             yield (
                 f"run {run.run_id}: training.pretraining needs demonstrations, and task {run.task} has none; "
-                f"switch it off: {where}.training: {{pretraining: null}}"
+                f"switch it off with {where}.training: {{pretraining: null}}"
             )
