@@ -210,7 +210,7 @@ def test_what_does_not_fit_runs_as_an_ordinary_process(shared, tmp_path, reason,
     result = shared.run(*problems(tmp_path, 10), "--out", str(tmp_path / "out"), **settings)
     assert result.returncode == 0, result.stderr
     (line,) = result.stderr.splitlines()
-    assert line.startswith("debug: an ordinary process, for ") and reason in line
+    assert line.startswith("debug: runs as an ordinary process: ") and reason in line
     assert (tmp_path / "out/train.jsonl").exists()
 
 
@@ -297,7 +297,7 @@ def test_when_the_server_is_killed_a_command_begins_again_without_it(owner, tmp_
     os.kill(owner.server(), signal.SIGKILL)
     said = client.communicate(timeout=120)[1]
     until(lambda: gone(worker), "the forked process lives on")
-    assert client.returncode == 0 and said.startswith("debug: an ordinary process, for ")
+    assert client.returncode == 0 and said.startswith("debug: runs as an ordinary process: ")
     owner.run(*arguments, "--out", str(tmp_path / "whole"), check=True)
     for path in (tmp_path / "whole").iterdir():
         assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()

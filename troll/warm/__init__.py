@@ -1,13 +1,13 @@
-"""A process that has loaded the libraries, and forks for each `troll` command of a local workflow.
+"""The warm server: a process with the libraries loaded, which forks for the `troll` commands of a workflow.
 
-The workflow starts it (`start`), and it ends with the workflow. A job calls the light `bin/troll` (`client`),
-which hands its command to the server (`server`), or runs it as an ordinary process where anything is not as
-it should be.
+A local workflow starts it (`start`), and it ends with the workflow. A job calls the light `bin/troll`
+(`troll.warm.client`), which passes its command to the server (`troll.warm.server`), or runs it as an ordinary
+process if the server is missing or refuses.
 
-Looked at first: `multiprocessing.forkserver` forks for its own parent only, which calls Python functions, and
-passes neither standard streams, environment, process group nor signals; `socketserver.ForkingMixIn` does not
-tell when a client is killed, nor how a child ended. What is left is a loop around `selectors`,
-`socket.send_fds` and `os.pidfd_open`.
+Why not the standard library's servers: `multiprocessing.forkserver` only calls Python functions for its own
+parent, and passes on neither standard streams, environment, process group nor signals;
+`socketserver.ForkingMixIn` reports neither a killed client nor how a child ended. So this is a loop around
+`selectors`, `socket.send_fds` and `os.pidfd_open`.
 """
 
 import atexit
@@ -26,14 +26,14 @@ from troll.warm.client import SWITCH, VARIABLE
 _HERE = Path(__file__).parent
 _GPUS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
 _BATCH_SYSTEMS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
-# What Snakemake sets for the jobs of one thread.
+# Snakemake sets these for jobs with one thread.
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "GOTO", "OPENBLAS", "MKL", "NUMEXPR")} | {
     "VECLIB_MAXIMUM_THREADS": "1"
 }
 
 
 def _has_pidfd() -> bool:
-    """Whether the kernel, and what may confine this process, let it hold other processes by descriptors."""
+    """Tells whether the kernel and any sandbox around this process allow file descriptors of processes."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):
@@ -42,7 +42,7 @@ def _has_pidfd() -> bool:
 
 
 def usable() -> bool:
-    """Whether commands may be forked: on Linux, without a GPU or a batch system, not switched off."""
+    """Tells whether commands may be forked: on Linux, without GPU or batch system, and not switched off."""
     return (
         sys.platform == "linux"
         and _has_pidfd()
@@ -53,11 +53,11 @@ def usable() -> bool:
 
 
 def start() -> dict[str, str]:
-    """Starts a server that ends with this process, however that ends; inside of a workflow its server serves.
+    """Starts a server that ends when this process ends for any reason, or uses that of an outer workflow.
 
     Returns:
-        The variables of the environment in which `troll` is the light client, for commands of one thread;
-        none where commands are better run as ordinary processes.
+        Environment variables that make `troll` the light client, for commands with one thread. Empty if
+        commands should run as ordinary processes.
     """
     if not usable():
         return {}
@@ -66,7 +66,7 @@ def start() -> dict[str, str]:
     name = f"troll-{secrets.token_hex(16)}"
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(f"\0{name}")  # no file: nothing can be left behind
+            listener.bind(f"\0{name}")  # an abstract socket, which leaves no file behind
             listener.listen(256)
             alive, lifeline = os.pipe()
             descriptors = (listener.fileno(), alive)
@@ -77,7 +77,7 @@ def start() -> dict[str, str]:
                 stderr=subprocess.DEVNULL,
                 env=os.environ | ONE_THREAD | {"PATH": _path()},
                 pass_fds=descriptors,
-                process_group=0,  # an interrupt at the keyboard, or a kill of the workflow, is for its jobs
+                process_group=0,  # a Ctrl-C, or a signal to the workflow's group, must not reach the server
             )
             os.close(alive)
     except OSError:
@@ -87,17 +87,19 @@ def start() -> dict[str, str]:
 
 
 def shell_prefix() -> str:
-    """Starts a server; the shell commands after which `troll` is its client."""
+    """Starts a server, and returns shell commands that make `troll` its client."""
     return "".join(f"export {name}={quote(value)}; " for name, value in start().items())
 
 
 def _path() -> str:
-    """The search path on which `troll` is the one beside this Python."""
+    """Returns a PATH that starts with the directory of this Python, and so finds the `troll` beside it."""
     return f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
 
 
 def _end(server: subprocess.Popen[bytes], lifeline: int, owner: int) -> None:
-    if os.getpid() == owner:  # and not a process forked from it
+    if os.getpid() == owner:  # not in a process forked from it
         os.close(lifeline)
-        with suppress(subprocess.TimeoutExpired):  # a command that outlives the workflow, as it would without
+        with suppress(
+            subprocess.TimeoutExpired
+        ):  # a command may outlive the workflow, as it could without us
             server.wait(1)

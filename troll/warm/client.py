@@ -1,7 +1,7 @@
-"""The `troll` of a workflow's jobs: hands its command to the warm server and ends as that does.
+"""The `troll` of a workflow's jobs: passes its command to the warm server and ends with the command's status.
 
-Standard library only, and little of it: this is what a job starts. Where there is no server, or it does not
-fit, the command runs as an ordinary process in this one's place.
+It uses little of the standard library, to start fast. If there is no server, or the server refuses, the
+command runs as an ordinary process in place of this one.
 """
 
 import marshal
@@ -13,14 +13,14 @@ import sys
 from contextlib import suppress
 
 VARIABLE = "TROLL_WARM_SOCKET"
-"""Names the server's (abstract) socket."""
+"""Name of the server's abstract socket."""
 SWITCH = "TROLL_WARM"
-"""``0`` runs every command as an ordinary process; ``debug`` says why one is."""
+"""``0`` runs every command as an ordinary process; ``debug`` prints why a command runs as one."""
 HANDED_ON = tuple(
     getattr(signal, f"SIG{name}") for name in ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "ALRM")
 )
-HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib takes as long as the rest
-# Different in every job, and of no concern to a library while it is imported.
+HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - importing pathlib would be slow
+# These differ between jobs, and no library reads them when it is imported.
 _FREE = {"PS1", "PWD", "OLDPWD", "SHLVL", "_", "PATH", "TMPDIR", "TMP", "TEMPDIR", "TEMP", "COLUMNS", "LINES"}
 _FREE.add("PYTEST_CURRENT_TEST")
 _STATUS = ("Umask", "NoNewPrivs", "Seccomp", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
@@ -29,7 +29,7 @@ _UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
 
 
 def ordinary_path() -> str:
-    """The search path without the directory of this client."""
+    """Returns the PATH without the directory of this client."""
     own = os.path.join(HERE, "bin")  # noqa: PTH118
     return os.pathsep.join(
         part for part in os.environ.get("PATH", os.defpath).split(os.pathsep) if part != own
@@ -37,7 +37,7 @@ def ordinary_path() -> str:
 
 
 def ordinary_troll() -> str:
-    """The `troll` that an ordinary process runs; empty if there is none."""
+    """Returns the `troll` that an ordinary process runs; empty if there is none."""
     for directory in ordinary_path().split(os.pathsep):
         program = os.path.join(directory, "troll")  # noqa: PTH118
         if os.access(program, os.X_OK):
@@ -46,7 +46,7 @@ def ordinary_troll() -> str:
 
 
 def circumstances() -> dict[str, object]:
-    """What a process inherits, and a fork of another one would lack: it must be equal in the server."""
+    """Returns what a process inherits; it must be the same in this process and in the server."""
 
     def text(name: str) -> str:
         with open(f"/proc/self/{name}") as file:  # noqa: PTH123
@@ -78,7 +78,7 @@ def _command() -> dict[str, object]:
     environment = dict(os.environb)
     environment.pop(VARIABLE.encode(), None)
     environment[b"PATH"] = os.fsencode(ordinary_path())
-    # Python ignores the last two.
+    # Python itself ignores the last two.
     signals = signal.valid_signals() - {*_UNCATCHABLE, signal.SIGPIPE, signal.SIGXFSZ}
     return {
         "arguments": sys.argv[1:],
@@ -91,12 +91,12 @@ def _command() -> dict[str, object]:
 
 
 def _warm() -> str:
-    """Runs the command in the server and ends as it does; returns only with a reason why that cannot be."""
+    """Runs the command in the server and exits with its status; returns only a reason why it could not."""
     name = os.environ.get(VARIABLE)
     if not name or os.environ.get(SWITCH) == "0":
         return "there is no server"
     if os.getpgrp() == os.getpid():
-        return "it leads a process group, which another process cannot take its place in"
+        return "it leads a process group, and no other process can do that in its place"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(f"\0{name}")
         if peer(connection) != os.getuid():
@@ -113,7 +113,7 @@ def _warm() -> str:
         for number in HANDED_ON:
             signal.signal(number, lambda number, _: _hand_on(process, number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDED_ON)
-        # The process has taken this one's place in the group: what is sent there must not reach it twice.
+        # The forked process has joined the group in place of this one, which must not send it a signal twice.
         group = os.getpgrp()
         os.setpgid(0, 0)
         with suppress(ConnectionError):
@@ -121,10 +121,10 @@ def _warm() -> str:
                 _end(int(status))
         poll = select.poll()
         poll.register(process, select.POLLIN)
-        poll.poll()  # it dies with the server, and nothing may write beside the next attempt
+        poll.poll()  # the process dies with the server; it must not write while the command runs again
         for number in HANDED_ON:
             signal.signal(number, signal.SIG_DFL)
-        with suppress(OSError):  # back to where the keyboard's interrupts go
+        with suppress(OSError):  # back to the group that receives Ctrl-C
             os.setpgid(0, group)
     return "the server was killed"
 
@@ -135,13 +135,13 @@ def _hand_on(process: int, number: int) -> None:
 
 
 def peer(connection: socket.socket) -> int:
-    """The user at the other end of a connection."""
+    """Returns the user id at the other end of a connection."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return int.from_bytes(credentials[4:8], sys.byteorder)
 
 
 def _end(status: int) -> None:
-    """Ends as the command did: with its exit status, or of the signal that it died of."""
+    """Ends like the command: with its exit status, or by the signal that killed it."""
     if status < 0:
         if -status not in _UNCATCHABLE:
             signal.signal(-status, signal.SIG_DFL)
@@ -157,7 +157,7 @@ def main() -> None:
     except (OSError, ValueError) as error:
         reason = str(error)
     if os.environ.get(SWITCH) == "debug":
-        print(f"debug: an ordinary process, for {reason}", file=sys.stderr, flush=True)
+        print(f"debug: runs as an ordinary process: {reason}", file=sys.stderr, flush=True)
     program = ordinary_troll()
     if not program:
         sys.exit("error: troll: not found on PATH")

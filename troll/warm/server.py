@@ -1,9 +1,9 @@
-"""The warm server: ``server.py LISTENER LIFELINE``, two file descriptors that `troll.warm.start` hands on.
+"""The warm server: ``server.py LISTENER LIFELINE``, two file descriptors that `troll.warm.start` passes on.
 
-It loads what a command needs before it first forks for it, starts no thread, and answers anything that it was
-not made for with a reason, upon which the client runs the command itself. When the lifeline ends, it waits
-for the commands that run and ends; when it is killed, they die with it, and their clients begin again
-without it.
+It imports a command's modules before it first forks for that command, and starts no threads. It answers a
+request that it cannot serve with the reason; the client then runs the command itself. When the lifeline
+closes, it waits for running commands and exits; if it is killed, they die with it, and their clients run the
+commands again without it.
 """
 
 import ctypes
@@ -54,18 +54,18 @@ MODULES: dict[str, tuple[str, ...]] = {
         "matplotlib.backends.backend_pdf",
     ),
 }
-"""What the commands of the workflow import, by their name; others import it in their own process."""
+"""Modules to import for the workflow's commands; other commands import theirs in their own process."""
 _PDEATHSIG, _NAME = 1, 15
 _PATIENCE_S = 5.0
 
 
 class RefusedError(Exception):
-    """The command is better run as an ordinary process."""
+    """The client should run the command as an ordinary process."""
 
 
 @dataclass
 class Request:
-    """A command with everything that is the calling process's own; see `troll.warm.client`."""
+    """A command with everything that belongs to the calling process; see `troll.warm.client`."""
 
     arguments: list[str]
     environment: dict[bytes, bytes]
@@ -84,7 +84,7 @@ class _Job:
 
 
 def stamps() -> dict[str, int]:
-    """When the source, and the directories of installed packages, were last changed."""
+    """Returns when the source files and the directories of installed packages were last changed."""
     roots = [path for path in sys.path if path.endswith("-packages")]
     files: Iterable[Path] = [*Path(troll.__file__).parent.rglob("*.py"), *map(Path, roots)]
     return {str(path): path.stat().st_mtime_ns for path in files}
@@ -98,16 +98,16 @@ class Server:
         self._listener, self._lifeline = listener, lifeline
         self._jobs: dict[int, _Job] = {}
         self._broken, self._forked = "", False
-        # poll and not epoll, which a forked process would share.
+        # Not epoll, whose state a forked process would share.
         self._selector = selectors.PollSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(lifeline, selectors.EVENT_READ)
 
     def serve(self) -> Request | None:
-        """Serves until the lifeline has ended, and the last command after it.
+        """Serves until the lifeline is closed and the last command has ended.
 
         Returns:
-            None then; in a forked process the command that it is to run.
+            In a forked process the command to run, in the server None at the end.
         """
         while self._selector.get_map():
             for key, _ in self._selector.select():
@@ -162,7 +162,7 @@ class Server:
         return None
 
     def _check(self, request: Request) -> None:
-        """Refuses what would not be the same here; loads what the command needs."""
+        """Refuses a command that would run differently here; imports the modules that it needs."""
         for name, value in self._here.items():
             if (found := request.circumstances.get(name)) != value:
                 raise RefusedError(_difference(name, found, value))
@@ -182,9 +182,9 @@ class Server:
             raise RefusedError(self._broken)
 
     def _fork(self, connection: socket.socket, request: Request) -> bool:
-        """Forks for a command; true in the forked process."""
+        """Forks for a command; returns True in the forked process."""
         gc.collect()
-        gc.freeze()  # or else the collector would write to, and so copy, what the processes share
+        gc.freeze()  # otherwise the garbage collector would write to shared memory, and so copy it
         held, go = os.pipe()
         server, pid = os.getpid(), os.fork()
         if pid == 0:
@@ -208,13 +208,13 @@ class Server:
         self._jobs[pid] = _Job(pid, process, connection)
         self._selector.register(process, selectors.EVENT_READ, pid)
         self._selector.register(connection, selectors.EVENT_READ, pid)
-        with suppress(OSError):  # the client was killed, which the selector tells too
-            os.setpgid(pid, request.group)  # before the client leaves the group, which might be its last
+        with suppress(OSError):  # if the client was killed, the selector reports that
+            os.setpgid(pid, request.group)  # before the client leaves the group, which may then be empty
             socket.send_fds(connection, [b"w"], [process])
         return False
 
     def _leave(self, server: int, connection: socket.socket) -> None:
-        """In a forked process: leaves everything behind that is the server's."""
+        """In a forked process, releases everything that belongs to the server."""
         prctl = ctypes.CDLL(None).prctl
         prctl(_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != server:
@@ -230,7 +230,7 @@ class Server:
 
 
 def _difference(name: str, found: object, here: object) -> str:
-    """What differs, in words; of variables only the names."""
+    """Returns a sentence on what differs; only the names of variables, not their values."""
     if not (isinstance(found, dict) and isinstance(here, dict)):
         return f"its {name} differs from the server's"
     return f"its {name} differs from the server's: {sorted(dict(found.items() ^ here.items()))}"
@@ -255,7 +255,7 @@ def _receive(connection: socket.socket) -> Request:
 
 
 def become(request: Request) -> None:
-    """Gives this forked process everything that the calling process has for itself."""
+    """Gives this forked process everything that belongs to the calling process."""
     os.setpgid(0, request.group)
     for number, descriptor in enumerate(request.descriptors[:3]):
         os.dup2(descriptor, number)
@@ -274,7 +274,7 @@ def become(request: Request) -> None:
     for number in request.ignored:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked)
-    # Streams that a process seeds by itself when it starts.
+    # Random generators that an ordinary process seeds when it starts.
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     if "torch" in sys.modules:
@@ -283,14 +283,14 @@ def become(request: Request) -> None:
 
 
 def main(listener: int, lifeline: int) -> None:
-    """Serves; in a forked process runs the command."""
+    """Runs the server; in a forked process, runs the command."""
     server = Server(socket.socket(fileno=listener), lifeline)
     os.set_inheritable(listener, False)
     os.set_inheritable(lifeline, False)
-    sys.path[0] = ""  # see `become`; this file's directory is nowhere to import from
+    sys.path[0] = ""  # never import from this file's directory; `become` sets the entry
     for number in HANDED_ON:
-        signal.signal(number, signal.SIG_IGN)  # what ends a workflow ends its commands, and the lifeline
-    # pyarrow's allocator would start a thread.
+        signal.signal(number, signal.SIG_IGN)  # a signal that ends the workflow also closes the lifeline
+    # Otherwise pyarrow's allocator would start a thread.
     os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
     quiet_libraries()
     prepare_processor()
