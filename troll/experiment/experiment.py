@@ -50,7 +50,9 @@ _NO_TASK = {"training", "settings", "evaluate_on"}
 class Block(StrictModel):
     """A block of the matrix: every combination of the names listed."""
 
-    group: str | None = Field(None, description="name for running only this block: `snakemake GROUP`")
+    group: str | None = Field(
+        None, description="group of blocks that this one belongs to: `snakemake GROUP` runs it"
+    )
     models: list[str] | None = Field(None, description="names of models; none: all")
     tasks: list[str] | None = Field(None, description="names of tasks; none: all")
     trust_regions: list[str] | None = Field(None, description="names of trust regions; none: all")
@@ -97,7 +99,9 @@ class Experiment(StrictModel):
         "`<model>/<task>/<trust region>/<estimator>/<condition>`; those that `make results` adds are in "
         "looks.json",
     )
-    tasks: dict[str, TaskSettings] = Field(min_length=1, description="tasks by registered name: see Tasks")
+    tasks: dict[str, TaskSettings] = Field(
+        min_length=1, description="tasks by registered name (listed in docs/configuration.md)"
+    )
     models: dict[str, ModelSettings] = Field(min_length=1, description="models by names of your choice")
     trust_regions: dict[str, Rule] = Field(min_length=1, description="trust regions by names of your choice")
     estimators: dict[str, Rule] = Field(

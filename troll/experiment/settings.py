@@ -18,7 +18,7 @@ class Critic(StrictModel):
     weight_decay: NotNegative = Field(0.0, description="AdamW's weight decay")
     warmup_steps: Whole = Field(0, description="optimiser steps at the start that train only the critic")
     value_clip: Positive | None = Field(
-        0.5, description="clips values in the loss to this distance from the rollout's (verl); none: no clip"
+        0.5, description="largest change of a value from the rollout's in the loss (verl); none: no clip"
     )
     gradient_clipping: Positive = Field(1.0, description="largest global gradient norm")
 
@@ -48,7 +48,7 @@ class Regulariser(StrictModel):
 class DynamicSampling(StrictModel):
     """DAPO's dynamic sampling: replaces prompts whose responses are all right or all wrong."""
 
-    max_batches: Count = Field(10, description="most rollout batches that are sampled to fill one (verl)")
+    max_batches: Count = Field(10, description="largest number of rollout batches sampled to fill one (verl)")
 
 
 class Overlong(StrictModel):
@@ -116,8 +116,8 @@ class Training(StrictModel):
     micro_batches: Count = Field(1, description="equal parts into which a mini-batch is split to save memory")
     micro_batch_tokens: Count | None = Field(
         None,
-        description="split mini-batches by length instead: most tokens, padding included, of a micro-batch "
-        "(paper: 12,000, or 6,144 for some models); a longer response is a micro-batch by itself",
+        description="split mini-batches by length instead: largest number of tokens of a micro-batch, "
+        "padding included (paper: 12,000, or 6,144 for some models); a longer response is a micro-batch by itself",
     )
     gpus: Whole = Field(0, description="GPUs of a run, one process each; 0: one GPU if there is one")
     # The next two are left out at their defaults, so that digests of older configurations stay the same.
@@ -140,7 +140,7 @@ class Training(StrictModel):
         None, description="longest prompt in tokens; longer ones are not trained on, and are counted"
     )
     max_response_tokens: Count = Field(4096, description="longest response in tokens")
-    keep: Count = Field(64, description="K, most tokens that are kept of each old distribution")
+    keep: Count = Field(64, description="K, largest number of tokens kept of each old distribution")
     dropped_mass: NotNegative = Field(
         1e-5, lt=1, description="delta: tokens are kept until they hold 1 - delta of the mass, or K are kept"
     )
@@ -224,7 +224,9 @@ class TaskSettings(StrictModel):
     train: Size = Field(2000, description="number of training problems, or all of a public data set")
     validation: Size = Field(64, description="number of validation problems, for progress during training")
     test: Size = Field(64, description="number of test problems, for the final evaluation")
-    settings: dict[str, Any] = Field({}, description="settings of the task's generator: see Tasks")
+    settings: dict[str, Any] = Field(
+        {}, description="settings of the task's generator (listed in docs/configuration.md)"
+    )
     evaluate_on: dict[str, Suite] = Field({}, description="further data sets to evaluate on, by name")
     training: dict[str, Any] = Field({}, description="overrides of training for this task")
 
@@ -233,8 +235,8 @@ class Rule(StrictModel):
     """A trust region or an estimator: a registered rule and its settings."""
 
     rule: str = Field(
-        description="registered name: see Trust regions and Estimators; a trust region may also be "
-        "`file.py:function`"
+        description="registered name (listed in docs/configuration.md), or `file.py:function` for a trust "
+        "region"
     )
     settings: dict[str, Any] = Field({}, description="settings of the rule")
     training: dict[str, Any] = Field({}, description="overrides of training for this rule")
@@ -263,9 +265,11 @@ class Evaluation(StrictModel):
 class MoreSeeds(StrictModel):
     """Adds seeds to the settings in which a claim is undecided."""
 
-    most: Count = Field(description="largest number of seeds of a setting; plans the looks at the claims")
+    most: Count = Field(
+        description="largest number of seeds of a setting, for which the looks at claims are planned"
+    )
     minutes: Positive = Field(
-        18.0, description="minutes after the start of `make results` when no further seeds are started"
+        18.0, description="no further seeds are started this many minutes after `make results` began"
     )
 
 
