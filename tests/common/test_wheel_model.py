@@ -369,9 +369,7 @@ def test_names_in_a_wheel_are_no_places(tiny, tmp_path, monkeypatch):
     linked(SimpleNamespace(sha256=sha256_of_file(path)), tmp_path / "base")
     assert not list(tmp_path.rglob("escaped*"))
     for file in ("../x.gguf", "/etc/x.gguf", "a/../../x.gguf", "a\\x.gguf", "a//x.gguf"):
-        with pytest.raises(
-            UserError, match=r"models\.tiny\.wheel\.file: .*path of a file inside the wheel"
-        ):
+        with pytest.raises(UserError, match=r"models\.tiny\.wheel\.file: .*path of a file inside the wheel"):
             experiment_of({"wheel": settings_of(tiny, file=file)})
 
 

@@ -290,7 +290,7 @@ def test_evalplus_that_cannot_start_is_an_error(monkeypatch):
     command = evalplus_check._command
     monkeypatch.setattr(evalplus_check, "_command", lambda job: [*command(job)[:-1], "/troll/nothing.json"])
     record = doubling(0)
-    with pytest.raises(UserError, match=r"evalplus: does not start.*nothing.json"):
+    with pytest.raises(UserError, match=r"evalplus: did not start.*nothing.json"):
         evalplus_verdicts("humaneval", {record["task_id"]: record}, [(record["task_id"], "x")])
 
 

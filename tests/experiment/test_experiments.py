@@ -332,7 +332,7 @@ def test_a_run_file_of_another_version_is_one_line(data, tmp_path):
             {"hub": {"id": "a/b", "revision": "x"}},
             ["models.tiny.hub", "'revision'", "valid: id"],
         ),
-        (("tasks", "chains", "train"), "all", ["tasks.chains.train", "no last problem"]),
+        (("tasks", "chains", "train"), "all", ["tasks.chains.train: is 'all'", "give a number"]),
         (
             ("tasks", "chains", "train"),
             "some",

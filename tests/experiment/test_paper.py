@@ -155,7 +155,7 @@ def test_models_of_unknown_size_are_told_and_not_counted(repository):
     experiment = parse_experiment(data, FILE)
     cost = budget_of(experiment, experiment.groups()["paper_staleness"])
     assert (cost.runs, cost.unknown, cost.gpu_hours) == (6, 6, 0.0)
-    assert "runs are of models without `billions`" in "\n".join(budget_lines(experiment))
+    assert "runs of models without `billions`" in "\n".join(budget_lines(experiment))
 
 
 STALE = "tiny/chains/troll/grpo/stale"

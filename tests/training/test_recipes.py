@@ -52,7 +52,7 @@ def gae(**changes):
         ),
         (
             {"training": {"responses_per_prompt": 1, "prompts_per_batch": 128, "dynamic_sampling": {}}},
-            ["dynamic_sampling", "never fill a batch", "responses_per_prompt 1"],
+            ["responses_per_prompt is 1", "dynamic_sampling needs at least 2"],
         ),
         ({"training": {"overlong": {}}}, ["overlong.buffer is 4096", "max_response_tokens (48)"]),
         (

@@ -117,7 +117,7 @@ class Training(StrictModel):
     micro_batch_tokens: Count | None = Field(
         None,
         description="split mini-batches by length instead: largest number of tokens of a micro-batch, "
-        "padding included (paper: 12,000, or 6,144 for some models); a longer response is a micro-batch by itself",
+        "padding included (paper: 12,000, or 6,144 for some models); a longer response forms its own",
     )
     gpus: Whole = Field(0, description="GPUs of a run, one process each; 0: one GPU if there is one")
     # The next two are left out at their defaults, so that digests of older configurations stay the same.
