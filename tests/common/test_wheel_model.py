@@ -589,7 +589,7 @@ def test_killed_steps_go_on_to_the_same_weights(tiny, tmp_path, mirrored, monkey
     assert not (tmp_path / "base/manifest.json").exists()
     capsys.readouterr()
     resumed = taught(tiny, tmp_path / "base")
-    assert "continues after step 8" in capsys.readouterr().err
+    assert "resumes after step 8" in capsys.readouterr().err
     assert resumed["checkpoint"] == whole["checkpoint"]
     assert resumed["skipped_steps"] == whole["skipped_steps"] == 1
     assert resumed["final_loss"] == pytest.approx(whole["final_loss"], rel=1e-3)
@@ -602,7 +602,7 @@ def test_checkpoints_of_other_steps_are_not_used(tiny, tmp_path, mirrored, monke
         taught_with_gradients(monkeypatch, killed_at_10, tiny, tmp_path / "base")
     taught(tiny, tmp_path / "base", supervised=STEPS | {"learning_rate": 1e-4})
     said = capsys.readouterr().err
-    assert "of another configuration; not used" in said and "continues after" not in said
+    assert "of another configuration; not used" in said and "resumes after" not in said
 
 
 def test_gradients_that_stay_not_finite_end_the_steps(tiny, tmp_path, mirrored, monkeypatch):

@@ -195,7 +195,7 @@ def train_supervised(
     )
     newest = checkpoints.newest(out) if pretrained else None
     if newest is not None:
-        say(f"[train] {run_id}: continues after step {step_of(newest)}")
+        say(f"[train] {run_id}: resumes after step {step_of(newest)}")
         skip.resume(newest)
         expect_tied_weights(model)
     result = trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
