@@ -361,7 +361,7 @@ def test_the_protocol_is_not_overwritten(tmp_path, protocol, monkeypatch, comman
     error = CliRunner().invoke(app, words).exception
     assert isinstance(error, UserError)
     file = path if command == "final" else out
-    assert str(error) == f"{file}: is the protocol, which must not be overwritten; name another place"
+    assert str(error) == f"{file}: would overwrite the protocol; choose another output path"
     assert yaml.safe_load(path.read_text()) == PROTOCOL
     assert {each.name for each in tmp_path.iterdir()} == {"functions.yaml", "link.yaml"}, "chains neither"
 
@@ -502,10 +502,10 @@ def test_the_steps_can_be_taken_one_by_one(rounds):
     third = load_experiment(Path("out"))
     assert (third.experiment, third.seeds, len(third.runs())) == ("board-round-3", [104], 6)
     for words, said in (
-        ([], "protocol.yaml: the first round is that of results/other-trials, which is not run again; "),
+        ([], "protocol.yaml: the first round is taken from results/other-trials and not run again; "),
         (
             results(*tables),
-            "protocol.yaml: no round is left after 3; continue with `troll release final`",
+            "protocol.yaml: all 3 rounds are done; continue with `troll release final`",
         ),
         (results("other-trials", "other-trials"), "--results: results/other-trials is given twice; "),
         (results("board-round-2"), "results/board-round-2: run tiny/chains/"),

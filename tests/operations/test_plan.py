@@ -74,8 +74,8 @@ def test_times_come_from_the_run_most_like_it(data, tmp_path):
     assert time_of(experiment, find(experiment, "functions", "clip"), tmp_path) is None
     lines = plan(experiment, tmp_path)
     assert "about 0:20" in lines[1]
-    assert "about 1:00 of one core after one another" in lines[-1]
-    assert lines[-1].endswith("; 2 unknown")
+    assert "about 1:00 on one core, estimated from earlier runs" in lines[-1]
+    assert lines[-1].endswith("; time of 2 unknown")
 
 
 def test_time_grows_with_rollout_batches_and_nothing_else_is_guessed(data, tmp_path):
@@ -108,7 +108,7 @@ def test_rules_that_keep_their_own_aggregation_are_named(data):
     assert not kept_aggregations(parse_experiment(data, "x")), "what it has"
     data["training"]["aggregation"] = "token-mean"
     assert kept_aggregations(parse_experiment(data, "x")) == [
-        "trust_regions.gspo: gspo-clip keeps its own aggregation, seq-mean-token-mean, not token-mean"
+        "trust_regions.gspo: gspo-clip uses its own aggregation, seq-mean-token-mean, instead of token-mean"
     ]
 
 

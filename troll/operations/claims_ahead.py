@@ -1,4 +1,4 @@
-"""What is known of claims before any run: broken files, claims without runs, numbers that no run has."""
+"""Checks claims before any run: files with errors, claims about no run, metrics that no run will report."""
 
 import difflib
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -18,25 +18,26 @@ from troll.experiment.settings import TaskSettings
 from troll.tasks.datasets.catalogue import DATA_SETS, MATH_EVAL
 
 _NAMED = 8
-"""Claims that a line names; the others are counted."""
+"""How many claims a line names before it counts the rest."""
 
 
 def claims_of(experiment: Experiment) -> list[Claim]:
-    """The claims that an experiment names, read and checked."""
+    """Reads and checks the claims that an experiment names."""
     return read_claims([claims_file(name) for name in experiment.claims])
 
 
 def without_runs(claims: Sequence[Claim], experiment: Experiment) -> list[Claim]:
-    """The claims that no run is about: there is none of the method, or none of the baseline beside it.
+    """Returns the claims that no run is about: it lacks the method, or the baseline in the same setting.
 
-    Only the runs can tell what else a claim needs: enough seeds, its metric, a baseline that stays as near.
+    Whether a claim's other needs are met shows only after the runs: enough seeds, its metric, and for claims
+    at equal KL a baseline with as small a KL.
     """
     cells = _cells(experiment)
     return [claim for claim in claims if not any(_about(claim, experiment, cells))]
 
 
 def _cells(experiment: Experiment) -> dict[Cell, None]:
-    """Those of all runs, in their order; large experiments are looked through often."""
+    """Returns the distinct cells of an experiment's runs, in order."""
     runs = experiment.runs()
     return dict.fromkeys(
         Cell(run.model, run.task, run.condition, run.estimator, run.trust_region) for run in runs
@@ -44,7 +45,7 @@ def _cells(experiment: Experiment) -> dict[Cell, None]:
 
 
 def _about(claim: Claim, experiment: Experiment, cells: Collection[Cell]) -> Iterator[Cell]:
-    """The cells of the method that a claim will be judged by."""
+    """Yields the cells of the claim's method by which it will be judged."""
     for cell in cells:
         of_method = fnmatchcase(cell.trust_region, claim.trust_region)
         if of_method and claim.where.holds(experiment.experiment, cell) and _has_baseline(claim, cell, cells):
@@ -63,9 +64,10 @@ def _has_baseline(claim: Claim, cell: Cell, cells: Collection[Cell]) -> bool:
 
 
 def claims_in_words(claims: Sequence[Claim], experiment: Experiment) -> str:
-    """For people: which claims this experiment can judge, and what is probably wrong with the user's own.
+    """Says which claims this experiment can judge, and what is probably wrong with the user's own claims.
 
-    The package's claims without runs are only counted. The user's own are named: they may be a mistake.
+    Claims without runs are named if they are the user's own, as they may be mistakes, and only counted if
+    they come with the package.
     """
     lacking = {claim.id for claim in without_runs(claims, experiment)}
     having = [claim.id for claim in claims if claim.id not in lacking]
@@ -84,27 +86,27 @@ def _some(ids: Sequence[str]) -> str:
 
 
 def _own(experiment: Experiment) -> dict[str, str]:
-    """The user's own claims: the file that each stands in, by id."""
+    """Maps the ids of the user's own claims to their files."""
     files = [name for name in experiment.claims if name != DEFAULT and Path(name).exists()]
     return {claim.id: name for name in files for claim in read_claims([Path(name)])}
 
 
 def _doubts(claims: Sequence[Claim], experiment: Experiment) -> Iterator[str]:
-    """What keeps the user's own claims from a verdict here.
+    """Yields, a line each, what keeps the user's own claims from a verdict in this experiment.
 
-    These are no errors: a claim may be about other experiments too, and the package's claims mostly are.
+    None of it is an error, because a claim may be about other experiments too.
     """
-    own_metrics = _own(experiment)
+    files = _own(experiment)
     cells = _cells(experiment)
     for claim in claims:
-        if claim.id in own_metrics:
+        if claim.id in files:
             tasks = dict.fromkeys(cell.task for cell in _about(claim, experiment, cells))
             doubts = _not_measured(claim, experiment, tasks) if tasks else _alike(claim, experiment)
-            yield from (f"{own_metrics[claim.id]}: claim {claim.id}: {doubt}" for doubt in doubts)
+            yield from (f"{files[claim.id]}: claim {claim.id}: {doubt}" for doubt in doubts)
 
 
 def _alike(claim: Claim, experiment: Experiment) -> Iterator[str]:
-    """Methods that the experiment lacks, although it has one of a similar name."""
+    """Yields the claim's methods that the experiment lacks while it has one with a similar name."""
     name = experiment.experiment
     if not any(fnmatchcase(name, pattern) for pattern in claim.where.experiment):
         return
@@ -117,7 +119,10 @@ def _alike(claim: Claim, experiment: Experiment) -> Iterator[str]:
 
 
 def _not_measured(claim: Claim, experiment: Experiment, tasks: Iterable[str]) -> Iterator[str]:
-    """Why no run will have the claim's metric, as far as that is known: rules and graders add their own."""
+    """Yields why no run will report the claim's metric.
+
+    Some names cannot be checked in advance, as rules and graders add metrics of their own.
+    """
     source, _, name = claim.metric.partition("/")
     if source == "mean" and name not in METRICS:
         for close in difflib.get_close_matches(name, METRICS, n=1, cutoff=0.8):
@@ -126,18 +131,18 @@ def _not_measured(claim: Claim, experiment: Experiment, tasks: Iterable[str]) ->
     samples = experiment.evaluation.samples
     if data == "" and k > samples:
         yield (
-            f"metric: {claim.metric} takes {k} samples of a problem, and evaluation.samples is {samples}; "
-            "raise that, or take a smaller k"
+            f"metric: {claim.metric} needs {k} samples per problem, but evaluation.samples is {samples}; "
+            "raise it or choose a smaller k"
         )
     if data in DATA_SETS or claim.metric == MATH_EVAL_MEAN:
         measured = dict.fromkeys(name for task in tasks for name in _of_data_sets(experiment.tasks[task]))
         if claim.metric not in measured:
             available = ", ".join(measured) or "nothing"
-            yield f"metric: runs here are not evaluated for {claim.metric}; evaluate_on gives {available}"
+            yield f"metric: runs here do not report {claim.metric}; evaluate_on gives {available}"
 
 
 def _of_data_sets(task: TaskSettings) -> Iterator[str]:
-    """The pass@k that runs of a task will have on further data sets."""
+    """Yields the pass@k metrics that a task's runs will report for the data sets in ``evaluate_on``."""
     for name, suite in task.evaluate_on.items():
         yield from (f"{name}/pass@{k}" for k in reported_ks(suite.samples))
     if set(MATH_EVAL) <= set(task.evaluate_on):

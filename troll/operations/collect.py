@@ -1,4 +1,4 @@
-"""Runs and base models become the tidy tables of their experiment."""
+"""Collects runs and base models into the tidy tables of their experiment."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,10 +18,10 @@ def collect(
     *,
     allow_mixed: bool = False,
 ) -> int:
-    """Writes the tidy tables and, where runs were planned, the plan; returns how many runs there are.
+    """Writes the tidy tables and, if ``planned`` lists runs, the plan; returns the number of runs.
 
-    ``archive`` is results/<experiment> with tables of finished runs, and ``ledger`` the files of claims that
-    the experiment names. ``allow_mixed`` admits runs with another environment or other data.
+    ``archive`` is results/<experiment>, with tables of finished runs; ``ledger`` are the claims files that
+    the experiment names. ``allow_mixed`` admits runs made in a different environment or from other data.
     """
     trained = {path: (path / "run.yaml").exists() for path in places}
     runs, bases = ([path for path in places if trained[path] == wanted] for wanted in (True, False))

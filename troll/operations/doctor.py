@@ -1,4 +1,4 @@
-"""What an experiment needs of a machine, what this one has of it, and how to mend what is missing."""
+"""`troll doctor`: checks whether this machine has what an experiment needs, and says how to fix it if not."""
 
 import os
 import platform
@@ -22,46 +22,46 @@ from troll.operations.versions import installed, tool
 
 State = Literal["ok", "note", "missing"]
 VLLM_ENVIRONMENT = ".venv-vllm"
-"""Where `make vllm` installs it."""
+"""The directory that `make vllm` creates."""
 
 GIB = 2**30
 
-# What the workflow's rules ask a scheduler for: mem_mb of `train`, and of `cost`.
+# mem_mb of the workflow's rules `train` and `cost`.
 _MEMORY_GIB = {"runs": 2000 / 1024, "cost": 6000 / 1024}
-# Bytes for each parameter while a run trains: its two newest checkpoints (weights and AdamW's two moments).
+# Bytes per parameter while a run trains: two checkpoints, each with weights and AdamW's two moments.
 _CHECKPOINT_BYTES = 2 * 3 * 4
 _WEIGHT_BYTES = 4
-# Metrics, samples and grades of a run of the testbed, seen to be under a megabyte.
+# Metrics, samples and grades of a testbed run take less than this.
 _LOG_BYTES = 2**20
-# Pretrained models up to this size train on a processor in minutes.
+# Pretrained models up to this size train on a CPU in minutes.
 _SMALL_BILLIONS = 0.5
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What an experiment asks of a machine."""
+    """What an experiment needs of a machine."""
 
     code: tuple[str, ...] = ()  # tasks whose programs run in the sandbox
     math: tuple[str, ...] = ()  # the other tasks
-    public: tuple[str, ...] = ()  # tasks whose problems come from a mirror or the hub
-    hub_models: tuple[str, ...] = ()  # models of the hub
+    public: tuple[str, ...] = ()  # data sets that come from a mirror or the hub
+    hub_models: tuple[str, ...] = ()  # ids of models on the hub
     wheels: tuple[Wheel, ...] = ()
-    on_processors: bool = False  # whether all pretrained models are small, and no run asks for a GPU
-    chat_templates: tuple[str, ...] = ()  # models of which only the chat template is taken
-    memory_gib: float = 0.0  # of one job at a time, on a CPU
-    disk_gib: float = 0.0  # for its results, rough
+    on_processors: bool = False  # whether all pretrained models are small and no run uses a GPU
+    chat_templates: tuple[str, ...] = ()  # ids of models of which only the chat template is used
+    memory_gib: float = 0.0  # of the largest job on a CPU
+    disk_gib: float = 0.0  # of the results, roughly
     gpus: int = 0  # of one run
     tracking: str = "none"  # the tracker's package
     vllm: bool = False  # whether training or evaluation samples with vLLM
 
 
 def parameters(layers: int, width: int, vocabulary: int) -> int:
-    """Parameters of a from-scratch model, roughly: 12 width^2 in a layer, and tied embeddings."""
+    """Estimates the parameters of a from-scratch model: 12 width^2 per layer, and tied embeddings."""
     return 12 * layers * width**2 + vocabulary * width
 
 
 def needs_of(experiment: Experiment) -> Needs:
-    """What an experiment asks of a machine."""
+    """Derives what an experiment needs of a machine."""
     from troll.experiment.budget import disk_gb
     from troll.operations.fetch import needed_data
     from troll.tasks.registry import get_task
@@ -98,18 +98,18 @@ def needs_of(experiment: Experiment) -> Needs:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
-    # ``ok``; ``note``: not needed, or the workflow does without it and says so; ``missing``: the experiment
+    # ``ok``; ``note``: absent, but not needed or the workflow does without it; ``missing``: the experiment
     # cannot run
     state: State
     found: str  # what is there, in a few words
-    fix: str = ""  # what to do about it, as a command where there is one; empty if nothing is to be done
+    fix: str = ""  # what to do, a command if possible; empty if there is nothing to do
 
 
 def unmet_requirements() -> list[str]:
-    """Requirements of this package, of its extras too, that are not installed in a right version."""
+    """Returns requirements of this package and its extras that are absent or have an unsuitable version."""
     from packaging.requirements import Requirement
 
     unmet, extras = [], ("", "train", "evaluate", "analyse", "workflow")
@@ -124,7 +124,7 @@ def unmet_requirements() -> list[str]:
             unmet.append(f"{requirement.name} (not installed)")
             continue
         if not requirement.specifier.contains(installed_version, prereleases=True):
-            unmet.append(f"{requirement.name} {installed_version} ({requirement.specifier} is needed)")
+            unmet.append(f"{requirement.name} {installed_version} (needs {requirement.specifier})")
     return unmet
 
 
@@ -147,23 +147,23 @@ def _gpus() -> list[str]:
 def _gpu(needs: Needs) -> Finding:
     gpus = _gpus()
     if gpus and len(gpus) < needs.gpus and not tool(("sbatch", "--version")):
-        fix = "lower training.gpus in the experiment file, or run it where there are as many"
-        return Finding("GPU", "missing", f"{len(gpus)}; one run takes {needs.gpus}", fix)
+        fix = "lower training.gpus in the experiment file, or use a machine with more GPUs"
+        return Finding("GPU", "missing", f"{len(gpus)}; one run needs {needs.gpus}", fix)
     if gpus:
         return Finding("GPU", "ok", "; ".join(gpus))
     driver = tool(("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"))
     large = [] if needs.on_processors else [*needs.hub_models, *(wheel.name for wheel in needs.wheels)]
     if driver:
         fix = "this torch has no CUDA: rm -rf .venv && make env"
-        return Finding("GPU", "missing" if large else "note", f"{driver}, unseen by torch", fix)
+        return Finding("GPU", "missing" if large else "note", f"{driver}, not visible to torch", fix)
     if large and tool(("sbatch", "--version")):
-        return Finding("GPU", "note", "none here; jobs get theirs from SLURM")
+        return Finding("GPU", "note", "none here; SLURM jobs request their own")
     if large:
-        fix = "run it where there is a GPU: docs/troubleshooting.md, section GPU"
-        return Finding("GPU", "missing", f"none; {', '.join(large)} need one", fix)
+        fix = "use a machine with a GPU: docs/troubleshooting.md, section GPU"
+        return Finding("GPU", "missing", f"none; needed for {', '.join(large)}", fix)
     if needs.on_processors:
-        return Finding("GPU", "note", "none; the runs ask for none, and train on processors")
-    return Finding("GPU", "note", "none; from-scratch models need none")
+        return Finding("GPU", "note", "none; not needed, as the runs train on the CPU")
+    return Finding("GPU", "note", "none; not needed for from-scratch models")
 
 
 def _vllm(needs: Needs) -> Finding:
@@ -175,7 +175,7 @@ def _vllm(needs: Needs) -> Finding:
     if needs.vllm:
         fix = "make vllm; or `vllm: null` and `engine: transformers` in the experiment file"
         return Finding("vLLM", "missing", "not installed", fix)
-    return Finding("vLLM", "note", "not installed; samples come from transformers")
+    return Finding("vLLM", "note", "not installed; sampling uses transformers")
 
 
 def _sandbox(needs: Needs) -> Finding:
@@ -201,7 +201,7 @@ def _disk(needs: Needs, results: Path) -> Finding:
     if (closed := unwritable(results)) is not None:
         return Finding("disk", "missing", f"{closed} cannot be written", f"chmod -R u+w {results}")
     if free < needs.disk_gib + 0.5:
-        return Finding("disk", "missing", words, f"make room, or link {results}/ to a larger disk")
+        return Finding("disk", "missing", words, f"free some space, or link {results}/ to a larger disk")
     return Finding("disk", "ok", words)
 
 
@@ -212,21 +212,21 @@ def _memory(needs: Needs) -> Finding:
         return Finding("memory", "ok", words)
     words += f", {needs.memory_gib:.1f} GiB needed for one job"
     if total < needs.memory_gib:
-        return Finding("memory", "missing", words, "run it on a larger machine")
+        return Finding("memory", "missing", words, "use a machine with more memory")
     at_once = int(total // needs.memory_gib)
     if at_once < (os.cpu_count() or 1):
-        return Finding("memory", "note", words, f"fewer jobs at a time: snakemake --cores {at_once}")
+        return Finding("memory", "note", words, f"run fewer jobs at a time: snakemake --cores {at_once}")
     return Finding("memory", "ok", words)
 
 
 def _not_mirrored(needs: Needs) -> list[str]:
-    """The data sets that the mirror lacks altogether, so that they have to come from the hub."""
+    """Returns the data sets of which the mirror has no file, so that they have to come from the hub."""
     from troll.tasks.datasets.catalogue import DATA_SETS
     from troll.tasks.datasets.load import mirror_of
 
     try:
         return [name for name in needs.public if mirror_of(DATA_SETS[name]) is None]
-    except UserError:  # `_mirror` says what is wrong with it
+    except UserError:  # `_mirror` reports what is wrong with it
         return list(needs.public)
 
 
@@ -247,14 +247,14 @@ def _mirror(needs: Needs) -> Finding | None:
         name for name in files if (root / name).exists() and (root / name).stat().st_size == sizes[name].bytes
     }
     if lacking := sorted(files - whole):
-        fix = f"fetch them again, or unset {VARIABLE} to use the hub"
+        fix = f"copy them again, or unset {VARIABLE} to use the hub"
         return Finding("mirror", "missing", f"{root}: missing or truncated: {', '.join(lacking)}", fix)
     words = f"{root}" + (f" has {', '.join(held)}" if held else "")
-    return Finding("mirror", "ok", words + (f"; the hub is asked for {', '.join(absent)}" if absent else ""))
+    return Finding("mirror", "ok", words + (f"; needed from the hub: {', '.join(absent)}" if absent else ""))
 
 
 def hub_answers(timeout_s: float = 5.0) -> str:
-    """Why the Hugging Face hub cannot be reached; empty if it can."""
+    """Returns why the Hugging Face hub cannot be reached; empty if it can."""
     from http.client import HTTPException
     from urllib.request import Request, urlopen
 
@@ -269,7 +269,7 @@ def hub_answers(timeout_s: float = 5.0) -> str:
 
 
 def _is_here(model_id: str) -> bool:
-    """Whether a mirror of models or the hub's cache on this machine has a model."""
+    """Whether the model mirror or the hub's cache on this machine has a model."""
     try:
         return config_of(model_id) is not None
     except UserError:
@@ -280,10 +280,10 @@ def _hub(needs: Needs) -> Finding:
     models = dict.fromkeys((*needs.hub_models, *needs.chat_templates))
     missing = [*(name for name in models if not _is_here(name)), *_not_mirrored(needs)]
     if not (problem := hub_answers()):
-        return Finding("hub", "ok", "answers")
+        return Finding("hub", "ok", "reachable")
     if not missing:
-        return Finding("hub", "note", f"{problem}; nothing here needs it")
-    fix = "`troll fetch` while online; or name mirrors in TROLL_DATA_MIRROR and TROLL_MODEL_MIRROR"
+        return Finding("hub", "note", f"{problem}; not needed here")
+    fix = "run `troll fetch` while online, or set TROLL_DATA_MIRROR and TROLL_MODEL_MIRROR"
     return Finding("hub", "missing", f"{problem}; needed for {', '.join(missing)}", fix)
 
 
@@ -300,16 +300,16 @@ def _tracker(needs: Needs) -> Finding | None:
         return None
     if tracker := installed(needs.tracking):
         return Finding("tracking", "ok", f"{needs.tracking} {tracker}")
-    fix = f".venv/bin/pip install {needs.tracking}, or `tracking: none` in the file"
+    fix = f".venv/bin/pip install {needs.tracking}, or `tracking: none` in the experiment file"
     return Finding("tracking", "missing", f"{needs.tracking} is not installed", fix)
 
 
 def examine(experiment: Experiment | None, results: Path, *, ask_hub: bool = True) -> Iterator[Finding]:
-    """Looks at everything, quick things first; without an experiment it only lists what there is."""
+    """Runs all checks, fast ones first; without an experiment it only lists what the machine has."""
     needs = needs_of(experiment) if experiment else Needs()
     yield Finding("Python", "ok", f"{platform.python_version()}, {sys.prefix}")
     yield _packages()
-    yield Finding("cores", "ok", f"{available_cores()}; one run uses one")
+    yield Finding("cores", "ok", f"{available_cores()}; each run uses one")
     yield _memory(needs)
     yield _disk(needs, results)
     yield _gpu(needs)
@@ -326,7 +326,7 @@ def examine(experiment: Experiment | None, results: Path, *, ask_hub: bool = Tru
 
 
 def show(findings: Iterable[Finding], experiment: str | None) -> list[str]:
-    """The findings as lines of text, with a last line that says whether the experiment can run."""
+    """Formats the findings as lines of text; the last line says whether the experiment can run."""
     lines, missing = [], []
     for finding in findings:
         mark = "MISSING" if finding.state == "missing" else finding.state

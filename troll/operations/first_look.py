@@ -1,4 +1,4 @@
-"""What `make results` shows first: a comparison with one seed, from a model that comes with the source."""
+"""The first comparison that `make results` shows: one seed, from a base model included in the source."""
 
 from pathlib import Path
 
@@ -18,10 +18,10 @@ _RESULTS = Path("results/first-look")
 
 
 def reason_against(experiment: Path) -> str | None:
-    """Why there is no first comparison before an experiment; None if there should be one.
+    """Returns why an experiment gets no first comparison; None if it should get one.
 
-    Only the testbed's own has a base model with the source. The reason is empty where nothing needs to be
-    said.
+    Only the testbed experiment does, whose base model is included in the source. The reason is empty where
+    the user need not be told.
     """
     if experiment.resolve() != Path("workflow/config/testbed.yaml").resolve() or not EXPERIMENT.exists():
         return ""
@@ -32,7 +32,7 @@ def reason_against(experiment: Path) -> str | None:
 
 
 def outcome() -> str:
-    """What the two runs say, in a line."""
+    """Returns the two runs' results as one line of text."""
     runs = read_results(_RESULTS).runs
     ended = runs[(runs["metric"] == "pass@1") & (runs["source"] == "test")]
     solved = pd.Series(ended["value"].to_numpy(), index=ended["trust_region"].astype(str))

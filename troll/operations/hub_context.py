@@ -1,4 +1,4 @@
-"""What this machine knows of pretrained models before anything runs: contexts, and where packages are."""
+"""Facts about pretrained models that are known before anything runs: context lengths and package files."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from troll.experiment.validation import context_problems
 
 
 def config_of(model_id: str) -> Path | None:
-    """A model's config.json in the mirror or the hub's cache; None where neither has it."""
+    """Returns the path of a model's config.json in the mirror or the hub's cache; None if in neither."""
     from huggingface_hub import try_to_load_from_cache
 
     from troll.common.hub import in_mirror
@@ -26,7 +26,7 @@ def config_of(model_id: str) -> Path | None:
 
 @cache
 def known_context(model_id: str) -> int | None:
-    """A model's ``max_position_embeddings`` from mirror or cache, without download; None if unknown."""
+    """Returns a model's ``max_position_embeddings`` without downloading anything; None if unknown."""
     return _context_in(config_of(model_id))
 
 
@@ -35,7 +35,7 @@ def _context_in(config: Path | None) -> int | None:
         return None
     try:
         context = json.loads(config.read_text(encoding="utf-8")).get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError):  # loading the model says what is wrong with it
+    except (OSError, ValueError, AttributeError):  # loading the model reports what is wrong with the file
         return None
     return context if isinstance(context, int) else None
 
@@ -50,23 +50,23 @@ def _context_of(model: ModelSettings) -> int | None:
 
 
 def wheel_state(wheel: Wheel) -> tuple[Literal["ok", "note", "missing"], str, str]:
-    """Whether a package's model is kept, in the mirror, or left to pip: state, what was found, what to do."""
+    """Returns state, finding and fix for a package's model: dequantised, in the mirror, or left to pip."""
     from troll.training.wheel_model import in_mirror, kept_at, title
 
     if (kept := kept_at(wheel)) is not None:
         return "ok", f"{title(wheel)} is dequantised: {kept}", ""
     mirrored = in_mirror(wheel)
     if mirrored is None:
-        fix = "`troll fetch` does it beforehand, say where jobs cannot reach the index"
-        return "note", f"{title(wheel)} will be downloaded by pip", fix
+        fix = "run `troll fetch` beforehand if jobs cannot reach the package index"
+        return "note", f"pip will download {title(wheel)}", fix
     if sha256_of_file(mirrored) != wheel.sha256:
-        fix = "put the right wheel there, or none, so that pip is asked for it"
+        fix = "replace it with the right wheel, or remove it so that pip downloads it"
         return "missing", f"{mirrored}: its sha256 is not {wheel.sha256}", fix
     return "ok", f"{mirrored}", ""
 
 
 def hub_context_problems(experiment: Experiment) -> Iterator[str]:
-    """Runs whose prompts and responses exceed the context of their pretrained model, a line each."""
+    """Yields a line for each run whose prompt and response exceed its pretrained model's context."""
     contexts = {name: _context_of(model) for name, model in experiment.models.items()}
     for run in experiment.runs():
         context = contexts[run.model]

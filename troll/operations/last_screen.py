@@ -1,4 +1,4 @@
-"""What `make results` says at its end: what came out, in at most twelve lines; details are on the page."""
+"""The summary that `make results` ends with, in at most twelve lines; details are on the page."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +13,11 @@ from troll.operations.claims_ahead import claims_of, without_runs
 
 LINES = 12
 _NAMED = 3
-"""Undecided claims that a line names."""
+"""How many undecided claims a line names."""
 
 
 def concerning(judged: Sequence[ClaimVerdict], experiment: Experiment) -> list[ClaimVerdict]:
-    """The claims that have a verdict, or could get one from this experiment's runs."""
+    """Returns the claims that have a verdict or could get one from this experiment's runs."""
     others = {claim.id for claim in without_runs([entry.claim for entry in judged], experiment)}
     return [entry for entry in judged if entry.verdict != "not run" or entry.claim.id not in others]
 
@@ -31,15 +31,15 @@ def last_screen(
     log: str = "",
     lines: int = LINES,
 ) -> list[str]:
-    """The lines of the last screen.
+    """Returns the lines of the last screen.
 
-    Whether it replicated; the claims, decided ones first; how many are decided; what more seeds would decide;
-    the page, if it was made; the log, unless it is named later.
+    In order: whether the release was replicated; the claims, decided ones first; how many are decided; what
+    more seeds would decide; the page, if it was made; ``log``, if given.
     """
     head = [line for line in replication if not line.startswith(" ")][:2]
     decided = sum(map(is_decided, judged))
     count = f"{decided} of {len(judged)} claims decided" if judged else "no claim concerns these runs"
-    told = ended if judged else ended.partition("; ")[0]  # nothing was waited for
+    told = ended if judged else ended.partition("; ")[0]  # without claims, why it ended says nothing
     tail = [count + (f"; {told}" if told else "")]
     tail += further(judged)
     tail += [f"everything on one page: {page}"] if page else []
@@ -48,12 +48,12 @@ def last_screen(
 
 
 def is_decided(entry: ClaimVerdict) -> bool:
-    """Whether a claim has its verdict: by its looks, or, without them, by the verdict itself."""
+    """Whether a claim is decided: by its looks if it has any, else by the verdict."""
     return entry.verdict not in UNDECIDED if entry.seen is None else entry.seen.decided
 
 
 def _verdicts(judged: Sequence[ClaimVerdict], room: int) -> list[str]:
-    """A line for each claim; where they are more than fit, the last line counts the others."""
+    """Returns a line for each claim; if there are more than ``room``, the last line counts the rest."""
     ordered = sorted(judged, key=lambda entry: (entry.verdict == "not run", not is_decided(entry)))
     shown = ordered if len(ordered) <= room else ordered[: room - 1]
     width = max((len(entry.decision.label) for entry in shown), default=0)
@@ -67,8 +67,8 @@ def _verdicts(judged: Sequence[ClaimVerdict], room: int) -> list[str]:
 
 
 def further(judged: Sequence[ClaimVerdict]) -> list[str]:
-    """What more minutes, or seeds in the file, would decide, as one line; none where nothing is open."""
-    # One that has had all of its looks, or waits for no run, is open no more.
+    """Returns a line that says what more minutes or seeds might decide; empty if nothing is open."""
+    # A claim that has had its last look, or misses no runs, is no longer open.
     open_ = [
         entry
         for entry in judged
@@ -94,12 +94,12 @@ def _needs(entry: ClaimVerdict) -> str:
 
 
 def verdicts(experiment: Experiment, root: Path) -> list[ClaimVerdict]:
-    """The verdicts on the tables that there are."""
+    """Judges an experiment's claims by its current tables."""
     known = read_results(root)
     return judge(claims_of(experiment), known.runs, known.items, known.looks)
 
 
 def last_screen_of(experiment: Experiment, root: Path, *, page: Path | None, lines: int = LINES) -> list[str]:
-    """The last screen of an experiment whose seeds are fixed, from its results."""
+    """Returns the last screen of an experiment with fixed seeds, from its results."""
     judged = concerning(verdicts(experiment, root), experiment)
     return last_screen(judged, replication_of(root), page=page, lines=lines)

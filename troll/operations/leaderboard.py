@@ -1,4 +1,4 @@
-"""The leaderboard's experiments, run through the workflow, and the board that is made from them."""
+"""Runs the leaderboard's experiments through the workflow, and makes the board from their results."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,10 +35,10 @@ from troll.operations.protocol_checks import check_tuned_in, checked_protocol
 
 
 def run_protocol(protocol: Path, rules: Sequence[str] = (), cores: int = 0) -> list[str]:
-    """Runs trials, in all rounds, and fresh seeds, and makes the board; returns what its first contrast says.
+    """Runs all rounds of trials and the fresh seeds, makes the board; returns its first contrast in words.
 
-    Runs that are in the tables or finished are not made again. Writes results/NAME-trials, where the protocol
-    has rounds results/NAME-round-N, results/NAME-TASK, and the board in results/NAME.
+    Runs that are finished or in the tables are not repeated. Writes results/NAME-trials, results/NAME-round-N
+    if the protocol has rounds, results/NAME-TASK, and the board in results/NAME.
     """
     workflow.in_checkout("rank")
     whole = checked_protocol(protocol)
@@ -55,23 +55,23 @@ def run_protocol(protocol: Path, rules: Sequence[str] = (), cores: int = 0) -> l
 
 
 def write_trials(protocol: Path, out: Path, rules: Sequence[str], results: Sequence[Path]) -> None:
-    """Writes the experiment of all trials, or of the round of tuning after those in ``results``."""
+    """Writes the experiment file of all trials, or of the tuning round that follows those in ``results``."""
     whole = checked_protocol(protocol)
     known = among(whole, rules or whole.rules)
     if len(results) > len(known.rounds):
         raise UserError(
-            f"{protocol}: no round is left after {len(results)}; continue with `troll release final`"
+            f"{protocol}: all {len(results)} rounds are done; continue with `troll release final`"
         )
     if known.tuned_in and not results:
         raise UserError(
-            f"{protocol}: the first round is that of {known.tuned_in}, which is not run again; "
-            f"--results {known.tuned_in} writes the next one"
+            f"{protocol}: the first round is taken from {known.tuned_in} and not run again; "
+            f"use --results {known.tuned_in} to write the next one"
         )
     write_experiments({out: next_round(known, results)}, protocol)
 
 
 def next_round(known: Protocol, done: Sequence[Path], only: str | None = None) -> dict[str, Any]:
-    """The experiment of all trials, or of the round of tuning after those whose results are there."""
+    """Returns the experiment of all trials, or of the tuning round that follows those in ``done``."""
     if not done:
         return trials_experiment(known, only)
     scores = inputs.trial_scores(read_rounds(done, known), known, only, rounds=len(done) - 1)
@@ -81,10 +81,10 @@ def next_round(known: Protocol, done: Sequence[Path], only: str | None = None) -
 def write_finals(
     protocol: Path, results: Sequence[Path], out: Path, rules: Sequence[str], fresh: Sequence[Path]
 ) -> None:
-    """Chooses the best trial of each rule, and writes the experiments of fresh seeds, or of the next look.
+    """Chooses each rule's best trial, and writes the experiments of its fresh seeds, or of the next look.
 
-    ``results`` are of the trials, of each round in order, and ``fresh`` of the seeds so far, of each task.
-    Without ``rules`` all that have trials are meant.
+    ``results`` are those of the trials, one for each round in order; ``fresh`` those of the fresh seeds so
+    far, one for each task. ``rules`` defaults to all rules with trials.
     """
     known = checked_protocol(protocol)
     runs = read_rounds(results, known)
@@ -103,7 +103,7 @@ def write_finals(
 def run_rounds(
     known: Protocol, files: Path, cores: int, protocol: Path, only: str | None = None
 ) -> list[Path]:
-    """Runs all rounds of tuning, one after the other, and returns the directories of their results."""
+    """Runs all tuning rounds in order and returns the directories of their results."""
     done = [Path(known.tuned_in)] if known.tuned_in and only is None else []
     while len(done) <= len(known.rounds):
         done.append(run_experiment(next_round(known, done, only), files, cores, protocol))
@@ -118,10 +118,10 @@ def run_fresh(
     protocol: Path,
     only: str | None = None,
 ) -> list[Path]:
-    """Runs the fresh seeds, look by look where the protocol ranks rules; returns where their results are.
+    """Runs the fresh seeds, look by look if the protocol ranks rules; returns the directories of the results.
 
-    A rule of one's own (``only``) is run alone, in experiments of its own, and compared with the baseline in
-    ``results/<name>-<task>``.
+    With ``only``, the user's own rule, just that rule is run, in separate experiments, and compared with the
+    baseline in ``results/<name>-<task>``.
     """
     counts = seeds_of_rules(known, [])
     while True:
@@ -143,7 +143,7 @@ def run_fresh(
 
 
 def read_rounds(directories: Sequence[Path], known: Protocol, option: str = "--results") -> pd.DataFrame:
-    """The runs of all rounds of tuning that are done, as one tidy table."""
+    """Reads the runs of all finished tuning rounds as one tidy table."""
     inputs.check_named_once(directories, option)
     tables = {path: read_results(path).runs for path in directories}
     if known.tuned_in is not None:
@@ -152,9 +152,9 @@ def read_rounds(directories: Sequence[Path], known: Protocol, option: str = "--r
 
 
 def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], out: Path) -> str | None:
-    """Writes the board's tables and figures; returns what the protocol says of its first contrast, if any.
+    """Writes the board's tables and figures; returns the protocol's first contrast in words, if it has one.
 
-    Tables: ``board`` and ``trials``, ``levels`` where there are any, ``contrasts`` and ``ranking`` where the
+    Tables: ``board``, ``trials``, ``levels`` if there are any, and ``contrasts`` and ``ranking`` if the
     protocol has them. Figures: ``differences``, ``budget``, ``profile``, and ``contrasts`` likewise.
     """
     inputs.check_named_once(final)
@@ -182,7 +182,7 @@ def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], ou
     said = None
     if known.comparison is not None:
         if absent := lacking(fresh, known):
-            say(f"contrasts: not made yet; no fresh seeds of {listed(absent)}")
+            say(f"contrasts: not made yet, as there are no fresh seeds of {listed(absent)}")
         else:
             tuning = inputs.tuning_values(runs, scores, known)
             tables["contrasts"] = contrasts_table(fresh, known, tuning)
@@ -209,10 +209,10 @@ def run_experiment(experiment: dict[str, Any], directory: Path, cores: int, prot
 
 
 def write_experiments(files: Mapping[Path, dict[str, Any]], protocol: Path) -> None:
-    """Writes experiment files made from a protocol, after all of them have been looked at."""
+    """Writes experiment files made from a protocol, after checking all of them."""
     for path, experiment in files.items():
         if path.exists() and path.samefile(protocol):
-            raise UserError(f"{path}: is the protocol, which must not be overwritten; name another place")
+            raise UserError(f"{path}: would overwrite the protocol; choose another output path")
         parse_experiment(experiment, str(path))
     head = f"# Written by `troll rank` from {protocol.as_posix()}.\n"
     for path, experiment in files.items():

@@ -1,4 +1,4 @@
-"""What an experiment has: tables and figures, and runs that are in its tables already."""
+"""The tables and figures that an experiment makes, and its runs that are already in the tables."""
 
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def entries_of(
     kind: Kind, experiment: Experiment, runs: Iterable[Run], group: str | None = None
 ) -> list[Entry]:
-    """The tables or figures of an experiment, or of a group of its runs."""
+    """Lists the tables or figures of an experiment, or of a group of its runs."""
     by_setting = {run.group_id: run for run in runs}
     rules = {run.trust_region: rule_of(experiment, run) for run in by_setting.values()}
     applies: dict[When, bool] = {
@@ -32,9 +32,9 @@ def entries_of(
 def figures_of(
     experiment: Experiment, runs: Collection[Run], group: str | None = None
 ) -> Iterator[tuple[Entry, str, str]]:
-    """The figures of an experiment, or of a group of its runs, with the task of each and its file's stem.
+    """Yields each figure of an experiment, or of a group of its runs, with its task and its file's stem.
 
-    A figure of one task is there once for each; the task of others is empty.
+    Figures made per task appear once for each task; for the others, the task is empty.
     """
     tasks = dict.fromkeys(run.task for run in runs)
     for entry in entries_of("figure", experiment, runs, group):
@@ -44,14 +44,14 @@ def figures_of(
 
 
 def rule_of(experiment: Experiment, run: Run) -> str:
-    """The rule of a run's trust region, whatever the experiment calls it."""
+    """Returns the rule of a run's trust region, as opposed to the experiment's name for that trust region."""
     return experiment.trust_regions[run.trust_region].rule
 
 
 def made(experiment: Experiment, results: Path, skipped: Collection[str] = ()) -> "dict[str, Held]":
-    """The planned runs and base models of an experiment that are in its tables, by run id.
+    """Returns the planned runs and base models that are already in the experiment's tables, by run id.
 
-    Where it keeps no archive there are none: its tables may be a release, and its runs are made.
+    Empty if the experiment does not keep an archive: its tables may be a release, and all runs are made.
     """
     if not experiment.archive:
         return {}
@@ -63,7 +63,7 @@ def made(experiment: Experiment, results: Path, skipped: Collection[str] = ()) -
 
 
 def _varies_both(experiment: Experiment, runs: Iterable[Run]) -> bool:
-    """Whether some method was planned at two learning rates or more, each with the same two stalenesses."""
+    """Whether any method is planned at two or more learning rates, each with the same two stalenesses."""
     pairs: dict[tuple[str, ...], list[tuple[float, tuple[int, int]]]] = {}
     for run in runs:
         training = experiment.training_of(run)
@@ -74,7 +74,7 @@ def _varies_both(experiment: Experiment, runs: Iterable[Run]) -> bool:
 
 
 def _varies_base_seed(experiment: Experiment, runs: Iterable[Run]) -> bool:
-    """Whether runs are planned from two base models that differ by their seed alone."""
+    """Whether runs are planned from two base models that differ only in their seed."""
     seeds = {run.model: experiment.models[run.model].base_seed for run in runs}
     kinds = [kind_name(model, seed) for model, seed in seeds.items() if seed is not None]
     return len(set(kinds)) < len(kinds)

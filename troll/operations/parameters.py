@@ -1,7 +1,7 @@
-"""The resolved settings and other parameters of the workflow's jobs, and what they run with.
+"""The parameters, resources and environments of the workflow's jobs.
 
-A change of parameters, and of nothing else, repeats a job: Snakemake compares them with those that it has
-recorded. Settings are files, which are named after what they say.
+Snakemake repeats a job if its parameters differ from those it recorded, and for no other reason. Settings
+are therefore passed as content-addressed files, whose paths are the parameters.
 """
 
 import hashlib
@@ -26,9 +26,9 @@ DIRECTORY = Path(".snakemake/settings")
 
 
 def settings_file(kind: str, settings: Any) -> str:
-    """The file of some settings, which is written where it is not there; its name begins with their kind.
+    """Writes settings to a content-addressed file, unless it exists, and returns its path.
 
-    It is never changed, so that it does not matter when, and how often, it is written.
+    The file, ``<kind>-<digest>.json``, never changes, so this may be called at any time, any number of times.
     """
     text = json.dumps(settings, sort_keys=True) + "\n"
     path = DIRECTORY / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
@@ -39,23 +39,23 @@ def settings_file(kind: str, settings: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Parameters:
-    """The parameters of an experiment's jobs."""
+    """The parameters of an experiment's jobs, each as a function of Snakemake's wildcards."""
 
     targets: Targets
 
     def problems(self, wildcards: Wildcards) -> str:
-        """The splits of a task."""
+        """Sizes of a task's splits."""
         settings = self.targets.experiment.tasks[wildcards["task"]]
         sizes = settings.model_dump(exclude={"training", "evaluate_on"})
         return settings_file("problems", {"name": wildcards["task"], **sizes})
 
     def suite_problems(self, wildcards: Wildcards) -> str:
-        """The problems of a further data set."""
+        """Number of problems of a data set in ``evaluate_on``."""
         name = wildcards["suite"]
         return settings_file("problems", {"name": name, "test": self.targets.suites[name].test})
 
     def tokenizer(self, wildcards: Wildcards) -> str:
-        """The texts, size and number of demonstrations of a model's tokenizer."""
+        """Texts, vocabulary size and number of demonstrations of a model's tokenizer."""
         model = self.targets.experiment.models[wildcards["model"]]
         tasks = {name: task.settings for name, task in self.targets.experiment.tasks.items()}
         return settings_file(
@@ -79,16 +79,16 @@ class Parameters:
         return settings_file("run", config.model_dump())
 
     def numerics(self, wildcards: Wildcards) -> int:
-        """The last version of the numbers that changes a run."""
+        """The last numerics version that affects a run's rule."""
         experiment = self.targets.experiment
         return last_change(rule_of(experiment, experiment.run(run_id(wildcards))))
 
     def sampling(self, wildcards: Wildcards) -> str:
-        """How the test problems are sampled from a place's model."""
+        """How answers to the test problems are sampled from the model of a run or base model."""
         return settings_file("sampling", self._sampling(wildcards))
 
     def suites(self, wildcards: Wildcards) -> str:
-        """How each further data set is sampled."""
+        """How answers to each data set in ``evaluate_on`` are sampled."""
         settings = self._sampling(wildcards)
         del settings["samples"], settings["temperature"]
         suites = self.targets.suites_of(task_of(wildcards))
@@ -101,13 +101,13 @@ class Parameters:
         return {
             **experiment.evaluation.model_dump(),
             "max_tokens": self.targets.max_tokens_by_place[place],
-            # The same for all methods, so that they can be compared sample by sample.
+            # The same for all methods, which makes paired comparisons possible.
             "seed": run_seeds(experiment.run(name)).evaluation if kind == "runs" else 0,
         }
 
     @property
     def cost(self) -> dict[str, Any]:
-        """Of the measurement of an update: tokens, widths as options, vocabulary and repeats."""
+        """Parameters of the benchmark of an update: tokens, widths as options, vocabulary and repeats."""
         cost = self.targets.experiment.cost
         if cost is None:
             return {"tokens": 0, "widths": [], "vocabulary": 0, "repeats": 0}
@@ -116,62 +116,62 @@ class Parameters:
 
     @property
     def step_sizes(self) -> list[str]:
-        """Options of the measurement of a step; none where the experiment does not ask for it."""
+        """Options of the benchmark of a training step; empty if the experiment does not request it."""
         cost = self.targets.experiment.cost
         return [f"--{key} {value}" for key, value in cost.step] if cost and cost.step else []
 
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What the jobs of one rule ask a scheduler for: one function for each of Snakemake's resources."""
+    """The resources of one workflow rule's jobs, one function for each of Snakemake's resources."""
 
     request: Callable[[Wildcards, int], Request]
 
     def threads(self, wildcards: Wildcards) -> int:
-        """Processors."""
+        """CPU cores."""
         return self.request(wildcards, 1).threads
 
     def gpus(self, wildcards: Wildcards) -> int:
-        """GPUs of one node."""
+        """GPUs, all on one node."""
         return self.request(wildcards, 1).gpus
 
     def memory_mb(self, wildcards: Wildcards, attempt: int) -> int:
-        """Main memory; a repeated job gets more."""
+        """Main memory; it grows with each attempt."""
         return self.request(wildcards, attempt).memory_mb
 
     def minutes(self, wildcards: Wildcards) -> int:
-        """Run time."""
+        """Time limit."""
         return self.request(wildcards, 1).minutes
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the work of one kind is done."""
+    """The environment that jobs of one kind run in."""
 
-    environment: str  # a file of conda, seen from the rules
-    program: str  # what is called there
+    environment: str  # conda environment file, relative to the rules
+    program: str  # the `troll` command in that environment
 
 
 @dataclass(frozen=True, eq=False)
 class Requests:
-    """What the jobs of an experiment run with."""
+    """The resources and environments of an experiment's jobs."""
 
     targets: Targets
-    deployed: bool = False  # jobs get their software from Snakemake, by conda or containers
+    deployed: bool = False  # whether Snakemake provides the software of jobs, by conda or containers
 
     @property
     def training(self) -> Asked:
-        """Of runs."""
+        """Resources of training jobs."""
         return Asked(self._training)
 
     @property
     def making(self) -> Asked:
-        """Of pretrained base models."""
+        """Resources of jobs that make base models from pretrained ones."""
         return Asked(self._making)
 
     @property
     def sampling(self) -> Asked:
-        """Of whatever samples from a place."""
+        """Resources of jobs that sample from a run or base model."""
         return Asked(self._sampling)
 
     def _training(self, wildcards: Wildcards, attempt: int) -> Request:
@@ -187,25 +187,25 @@ class Requests:
     def _sampling(self, wildcards: Wildcards, attempt: int) -> Request:
         place = wildcards["checkpoint_dir"]
         model = self.targets.experiment.models[place.split("/")[1]].pretrained
-        # A pretrained model that trains on GPUs is sampled on one, or on those that share it.
-        shared = self.targets.experiment.evaluation.engine_options.get("tensor_parallel_size", 1)
-        gpus = shared if model and self.targets.gpus_by_place[place] else 0
+        # A pretrained model that trains on GPUs is sampled on one, or on as many as vLLM splits it across.
+        split = self.targets.experiment.evaluation.engine_options.get("tensor_parallel_size", 1)
+        gpus = split if model and self.targets.gpus_by_place[place] else 0
         return sampling_request(model, gpus, attempt)
 
     @property
     def training_place(self) -> Place:
-        """Where runs are trained."""
+        """The environment in which runs are trained."""
         return self._place(self.targets.trains_with_vllm)
 
     @property
     def sampling_place(self) -> Place:
-        """Where models are sampled."""
+        """The environment in which models are sampled."""
         return self._place(self.targets.experiment.evaluation.engine == "vllm")
 
     def _place(self, with_vllm: bool) -> Place:
-        """Where work of a kind is done.
+        """Returns the environment of jobs that use vLLM, or of jobs that do not.
 
-        vLLM pins other versions of some packages: where it is used, all of that work runs in its environment.
+        vLLM pins other versions of some packages, so jobs that use it run in an environment of their own.
         """
         if not with_vllm:
             return Place("../../envs/train.yaml", "troll")

@@ -1,4 +1,4 @@
-"""What an experiment will do, as a table, with its time where earlier runs on this machine tell it."""
+"""Shows an experiment's runs as a table, with their time estimated from earlier runs on this machine."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from troll.experiment.looks import with_further_seeds
 from troll.experiment.settings import Training
 from troll.operations.versions import tool
 
-# What a run's time depends on, beside its rules; the rest of the settings cost nothing.
+# Training settings that a run's time depends on, besides its rules.
 _SIZES = (
     "prompts_per_batch",
     "responses_per_prompt",
@@ -29,7 +29,7 @@ _SIZES = (
     "max_response_tokens",
     "keep",
 )
-# What reading a file raises in which anything may stand.
+# What reading a file with arbitrary content may raise.
 _BROKEN = (OSError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError)
 
 
@@ -43,14 +43,14 @@ class EarlierRun:
     task: str
     trust_region: str
     estimator: str
-    sizes: Mapping[str, Any]  # settings of training that its time depends on
-    seconds_per_batch: float  # of one rollout batch with its optimiser steps
-    start_s: float  # seconds of its jobs outside of training: start of Python, samples, grades
+    sizes: Mapping[str, Any]  # training settings that its time depends on
+    seconds_per_batch: float  # one rollout batch and its optimiser steps
+    start_s: float  # seconds of its jobs outside training: starting Python, sampling, grading
 
 
 @cache
 def gpu() -> str | None:
-    """The first GPU's name, as manifests give it; None without one."""
+    """Returns the first GPU's name, as in manifests; None without a GPU."""
     return tool(("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"))
 
 
@@ -65,7 +65,7 @@ def _model(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def seconds_in(benchmark: Path) -> float | None:
-    """Seconds of a job, from Snakemake's benchmark of it; None where there is none, or a damaged one."""
+    """Reads a job's seconds from its Snakemake benchmark file; None if that is missing or damaged."""
     try:
         return _duration(parse_json(benchmark.read_text().splitlines()[-1])["s"])
     except _BROKEN:
@@ -73,14 +73,14 @@ def seconds_in(benchmark: Path) -> float | None:
 
 
 def _duration(value: Any) -> float:
-    """Seconds as they were recorded; what is not a time is an error."""
-    if not 0 <= value < math.inf:  # a TypeError where it is no number
+    """Returns recorded seconds; raises an error, one of `_BROKEN`, if the value is not a duration."""
+    if not 0 <= value < math.inf:  # raises a TypeError if it is not a number
         raise ValueError(f"{value} seconds")
     return float(value)
 
 
 def earlier_runs(results: Path) -> Iterator[EarlierRun]:
-    """The finished runs of all experiments that ran on a processor and a GPU like this machine's."""
+    """Yields the finished runs, of all experiments, that used the same kind of processor and GPU as here."""
     for path in results.glob("*/runs/*/*/*/*/*/*/manifest.json"):
         try:
             manifest = parse_json(path.read_text(encoding="utf-8"))
@@ -91,7 +91,7 @@ def earlier_runs(results: Path) -> Iterator[EarlierRun]:
             benchmarks = (f"train/{run_id}", f"sample/runs/{run_id}", f"grade/runs/{run_id}")
             jobs = [seconds_in(path.parents[7] / f"benchmarks/{name}.jsonl") for name in benchmarks]
             known = [seconds for seconds in jobs if seconds is not None]
-            # The first attempt of a resumed run is in the manifest's time, and not in the benchmark's.
+            # The time before a run was resumed is in the manifest but not in the benchmark.
             start = max(0.0, sum(known) - wall_s) if len(known) == len(jobs) else 0.0
             yield EarlierRun(
                 run_id=run_id,
@@ -105,16 +105,16 @@ def earlier_runs(results: Path) -> Iterator[EarlierRun]:
                 start_s=start,
             )
         except _BROKEN:
-            continue  # of an older version, damaged, or half there
+            continue  # from an older version, damaged or incomplete
 
 
 def estimate(
     experiment: Experiment, run: Run, training: Training, seen: Sequence[EarlierRun]
 ) -> float | None:
-    """Seconds that a run will take; None where there is no earlier run of its kind.
+    """Estimates the seconds that a run will take; None without a similar earlier run.
 
-    Of earlier runs with the same model, task and sizes those count that are most like it: the same run; else
-    the same rules; else the same estimator; else any. Time is taken as proportional to rollout batches.
+    Uses the mean over the most similar earlier runs with the same model, task and sizes: the same run; else
+    the same rules; else the same estimator; else any. Assumes time proportional to rollout batches.
     """
     sizes = _sizes(training.model_dump())
     model = _model(resolve_model(experiment, run.model).model_dump())
@@ -134,15 +134,15 @@ def estimate(
 
 
 def _budgeted(experiment: Experiment, runs: Sequence[Run]) -> str:
-    """The published times, where no earlier run tells one; unknown for models made from scratch."""
+    """Returns the time of a run by published GPU times; "unknown" for from-scratch models."""
     if not experiment.training_of(runs[0]).gpus and experiment.models[runs[0].model].wheel is not None:
-        return "unknown"  # the published times are of GPUs
+        return "unknown"  # the published times are for GPUs, and this run trains on a CPU
     budget = budget_of(experiment, runs[:1])
     return "unknown" if budget.unknown else f"about {budget.gpu_hours:,.1f} GPU-hours (troll check --cost)"
 
 
 def plan(experiment: Experiment, results: Path) -> list[str]:
-    """The expanded matrix as lines of text: one for the seeds of each combination, and the sum."""
+    """Formats the expanded matrix as lines of text: one for all seeds of a combination, and the total."""
     seen = list(earlier_runs(results))
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in experiment.runs():
@@ -169,18 +169,18 @@ def plan(experiment: Experiment, results: Path) -> list[str]:
     if unknown == count:
         lines[-1] += f"; time unknown: no finished run of this kind from this machine under {results}/"
     else:
-        lines[-1] += f"; about {clock(known)} of one core after one another, by earlier runs on this machine"
-        lines[-1] += f"; {unknown} unknown" if unknown else ""
+        lines[-1] += f"; about {clock(known)} on one core, estimated from earlier runs on this machine"
+        lines[-1] += f"; time of {unknown} unknown" if unknown else ""
     return lines
 
 
 def kept_aggregations(experiment: Experiment) -> list[str]:
-    """A line for each trust region that keeps its own aggregation where the experiment asks for another."""
+    """Returns a line for each trust region that uses its own aggregation instead of the one configured."""
     from troll.algorithms.trust_regions import TRUST_REGIONS
 
     asked = {(run.trust_region, experiment.training_of(run).aggregation or "") for run in experiment.runs()}
     return [
-        f"trust_regions.{name}: {region.rule} keeps its own aggregation, {own}, not {other}"
+        f"trust_regions.{name}: {region.rule} uses its own aggregation, {own}, instead of {other}"
         for name, region in experiment.trust_regions.items()
         if (own := TRUST_REGIONS[region.rule].aggregation)
         for other in sorted(other for of_name, other in asked if of_name == name and other not in ("", own))
@@ -188,7 +188,7 @@ def kept_aggregations(experiment: Experiment) -> list[str]:
 
 
 def plan_of(file: Path, results: Path, *, names: bool = False) -> list[str]:
-    """What an experiment file means, or the names of its runs, after all that can be checked before a run."""
+    """Checks an experiment file and returns its plan; with ``names``, its run ids."""
     from troll.operations.claims_ahead import claims_in_words, claims_of
     from troll.operations.hub_context import hub_context_problems
 

@@ -1,4 +1,4 @@
-"""What is wrong with a protocol, found before the first run: file, field, value and a way out in one line."""
+"""Checks a leaderboard protocol before its first run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,11 +14,11 @@ from troll.experiment.experiment import Experiment, resolve
 from troll.experiment.files import parse_experiment
 
 _OWN_KEYS = ("experiment", "not_finite", "seeds", "more_seeds", "further_seeds", "trust_regions", "matrix")
-"""Of an experiment file: what the protocol decides."""
+"""Keys of an experiment file that the protocol sets itself."""
 
 
 def checked_protocol(path: Path) -> Protocol:
-    """Reads a protocol file and tries what its experiments would be made of."""
+    """Reads a protocol file; raises a UserError if its experiments would be invalid."""
     protocol = read_protocol(path)
     for problem in protocol_problems(protocol):
         raise UserError(f"{path}: {problem}")
@@ -38,7 +38,7 @@ def checked_protocol(path: Path) -> Protocol:
 
 
 def protocol_problems(protocol: Protocol) -> Iterator[str]:
-    """What makes trials or seeds other than they seem, a line each."""
+    """Yields errors in a protocol's seeds, learning rates, rules and experiment settings, a line each."""
     for key in ("tuning_seeds", "seeds", "learning_rates"):
         yield from _twice(key, getattr(protocol, key))
     for number, round_ in enumerate(protocol.rounds):
@@ -48,25 +48,25 @@ def protocol_problems(protocol: Protocol) -> Iterator[str]:
             yield f"rules.{name}.{problem}"
     for key in _OWN_KEYS:
         if key in protocol.experiment:
-            yield f"experiment.{key}: the protocol decides it; leave it out"
-    # They override what a trust region sets: all trials of a rule would have the same learning rate.
+            yield f"experiment.{key}: set by the protocol; leave it out"
+    # These override a trust region's settings: all trials of a rule would have the same learning rate.
     for section in ("conditions", "estimators"):
         blocks = protocol.experiment.get(section)
         for name, block in blocks.items() if isinstance(blocks, dict) else ():
             training = block.get("training") if section == "estimators" and isinstance(block, dict) else block
             if isinstance(training, dict) and "learning_rate" in training:
-                yield f"experiment.{section}.{name}: learning_rate: trials try several; leave it out"
+                yield f"experiment.{section}.{name}: learning_rate: set by each trial; leave it out"
 
 
 def experiment_problems(experiment: Experiment) -> Iterator[str]:
-    """What leaves trials that nothing can be chosen from, a line each that begins with the key."""
+    """Yields settings with which the best trial cannot be chosen, a line each that begins with the key."""
     for section in ("conditions", "estimators"):
         names = list(getattr(experiment, section))
         if len(names) > 1:
-            yield f"{section}: has {len(names)} ({', '.join(names)}), and a board compares rules under one"
+            yield f"{section}: has {len(names)} ({', '.join(names)}), must have one, shared by all rules"
     for run in {(run.model, run.task): run for run in experiment.runs()}.values():
         training = experiment.training_of(run)
-        # One that comes after the last rollout batch never comes: only the base model would be validated.
+        # With a longer interval than the run, only the base model would be validated.
         if not 1 <= training.validate_every <= training.rollout_batches:
             blocks: dict[str, Mapping[str, Any]] = {
                 f"models.{run.model}.training": experiment.models[run.model].training,
@@ -82,7 +82,7 @@ def experiment_problems(experiment: Experiment) -> Iterator[str]:
 
 
 def rule_problems(protocol: Protocol, name: str) -> Iterator[str]:
-    """What is wrong with the space of a rule, a line each that begins with the key."""
+    """Yields errors in a rule's space and settings, a line each that begins with the key."""
     rule = protocol.rules[name]
     yield from _twice("learning_rates", rule.learning_rates)
     seen = set(rule.settings)
@@ -103,7 +103,7 @@ def rule_problems(protocol: Protocol, name: str) -> Iterator[str]:
 
 
 def check_tuned_in(directory: Path, runs: pd.DataFrame, protocol: Protocol) -> None:
-    """Makes sure that trials which another protocol has run are those that this one would have run."""
+    """Raises a UserError if trials run by another protocol differ from those this one would have run."""
     experiment = parse_experiment(trials_experiment(protocol), protocol.name)
     planned = {run.run_id: run for run in experiment.runs()}
     trial_runs = runs[runs["trust_region"].isin(protocol.trials_by_variant)]
@@ -126,5 +126,5 @@ def check_tuned_in(directory: Path, runs: pd.DataFrame, protocol: Protocol) -> N
 def _twice(key: str, values: Sequence[Any]) -> Iterator[str]:
     for number, value in enumerate(values):
         if value in values[:number]:
-            yield f"{key}: {value!r} is there twice"
+            yield f"{key}: {value!r} is given twice"
             return

@@ -1,6 +1,7 @@
-"""What the workflow does with public data sets where this machine has them.
+"""The workflow's jobs on public data sets: benchmarks of base models, and the graders' audit.
 
-Elsewhere nothing is downloaded unless the experiment says so, and the report tells that it was left out.
+By default they use a mirror on this machine. Without one they are skipped, which the report says; nothing is
+downloaded unless the experiment asks for it.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ _AUDIT = "audit"
 
 
 def skipped_parts(public: PublicData | None) -> dict[str, str]:
-    """Why parts of the work on public data are left out on this machine, by name."""
+    """Returns, by name, why benchmarks or the audit are skipped on this machine."""
     if public is None:
         return {}
     from troll.tasks.datasets.catalogue import DATA_SETS
@@ -24,7 +25,7 @@ def skipped_parts(public: PublicData | None) -> dict[str, str]:
 
     parts = [*public.benchmarks, *([_AUDIT] if public.audit != "none" else [])]
     if public.source == "mirror" and mirror() is None:
-        return dict.fromkeys(parts, "TROLL_DATA_MIRROR names no copy of the public data sets")
+        return dict.fromkeys(parts, "TROLL_DATA_MIRROR is not set")
     code = [name for name in parts if name == _AUDIT or DATA_SETS[name].kind == "code"]
     available, reason = sandbox_available() if code else (True, "")
     return {} if available else dict.fromkeys(code, reason)
@@ -32,19 +33,19 @@ def skipped_parts(public: PublicData | None) -> dict[str, str]:
 
 @dataclass(frozen=True, eq=False)
 class PublicWork:
-    """The files of the work on public data."""
+    """Inputs, outputs and parameters of the jobs on public data."""
 
     targets: Targets
-    # parts that are left out on this machine, with the reason
+    # benchmarks, or the audit, that are skipped on this machine, with the reason
     skipped: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def settings(self) -> PublicData | None:
-        """What the experiment asks for; None for nothing."""
+        """What the experiment requests of public data; None for nothing."""
         return self.targets.experiment.public_data
 
     def sampling(self, wildcards: Wildcards) -> str:
-        """How base models are sampled on a benchmark; prompts may be longer than what they can read."""
+        """How base models are sampled on a benchmark; prompts longer than their context are cut."""
         assert self.settings is not None
         evaluation = self.targets.experiment.evaluation.model_dump(include={"temperature", "batch_size"})
         asked = self.settings.model_dump(include={"samples", "max_tokens"})
@@ -52,11 +53,11 @@ class PublicWork:
 
     @property
     def audit_options(self) -> str:
-        """Of the audit's command."""
+        """Command-line options of the audit."""
         return "--full" if self.settings and self.settings.audit == "full" else ""
 
     def problems(self, wildcards: Wildcards) -> str:
-        """The settings of a benchmark's problems: as many as are wanted, or as there are."""
+        """Settings of a benchmark's problems: the number requested, at most all of them."""
         from troll.tasks.datasets.catalogue import DATA_SETS
 
         name = wildcards["benchmark"]
@@ -68,7 +69,7 @@ class PublicWork:
 
     @property
     def answers(self) -> list[tuple[str, str]]:
-        """(label, directory) of all that is graded: the oracle, and base models of tasks of the same kind."""
+        """(label, directory) of all answers: the oracle's, and base models' of tasks of the same kind."""
         from troll.tasks.registry import get_task
 
         found = []
@@ -86,21 +87,21 @@ class PublicWork:
 
     @property
     def labelled(self) -> list[str]:
-        """The answers as arguments of the command that makes the table."""
+        """The answers as arguments ``label=directory`` of the command that makes the table."""
         return [f"{label}={directory}" for label, directory in self.answers]
 
     def reasons(self, wildcards: Wildcards) -> str:
-        """What is left out, and why."""
+        """What is skipped, and why."""
         return settings_file("skipped", dict(self.skipped))
 
     @property
     def answer_files(self) -> list[str]:
-        """Samples and grades of all answers."""
+        """Files of samples and grades of all answers."""
         return [f"{path}/{name}" for _, path in self.answers for name in ("samples.jsonl", "grades.json")]
 
     @property
     def outputs(self) -> list[str]:
-        """What the report shows of public data; nothing where the experiment does not ask for it."""
+        """Files that the report shows of public data; empty if the experiment requests none."""
         if self.settings is None:
             return []
         audited = self.settings.audit != "none" and _AUDIT not in self.skipped

@@ -1,4 +1,4 @@
-"""A trust region of one's own, through the protocol of the leaderboard."""
+"""`troll rank`: runs the user's own trust region through the leaderboard's protocol."""
 
 import contextlib
 import math
@@ -32,7 +32,7 @@ from troll.operations.workflow import in_checkout, noted
 PROTOCOL = Path("workflow/config/ranking.yaml")
 _CONTRACT = Path("tests/algorithms/test_trust_region_contract.py")
 _OWN = "own_rule"
-"""In the names of its tests of the rule in TROLL_CONTRACT, whose own name pytest may escape."""
+"""Part of the names of the contract's tests of TROLL_CONTRACT; pytest may escape the rule's own name."""
 _FAILED = re.compile(r"^FAILED \S+?::(\w+)", re.MULTILINE)
 _COLUMNS = ("task", "trust_region", "runs", "learning_rate", "settings", "pass@1", "difference", "late_kl")
 _WITH_ENDS = ("pass@1", "difference")
@@ -41,16 +41,16 @@ _WITH_ENDS = ("pass@1", "difference")
 def rank(
     rule: str, space: Sequence[str] = (), protocol: Path = PROTOCOL, board: Path | None = None, cores: int = 0
 ) -> list[str]:
-    """Ranks a trust region of one's own beside the tuned baseline; returns its rows and what they say.
+    """Compares the user's trust region with the tuned baseline; returns its rows of the board, and notes.
 
-    ``rule`` is a file and a function, ``my_rules.py:soft_wall``, ``space`` values to try, ``name=1,2,3``
-    each, and ``board`` results/NAME with a board that the same protocol made.
+    ``rule`` is a file and a function, ``my_rules.py:soft_wall``; each item of ``space`` a setting and the
+    values to try, ``name=1,2,3``; ``board`` a directory results/NAME with a board made from ``protocol``.
     """
     in_checkout("rank")
     released = checked_protocol(protocol)
     if not names_a_file(rule):
         raise UserError(f"rank: {rule!r} names no file; expected my_rules.py:my_function")
-    TRUST_REGIONS[rule]  # loads it, or says what is wrong
+    TRUST_REGIONS[rule]  # loads the rule, or raises a UserError
     name, values = rule.rpartition(":")[2].replace("_", "-"), _space(space)
     _check_space(values, rule, released)
     known = own_rule.with_rule(released, name, rule, values)
@@ -64,7 +64,7 @@ def rank(
         scores = own_rule.released_trials(place / "trials.csv", released)
         own_rule.check_release(Path("results"), released)
     _check_contract(rule)  # last, because it takes longest
-    say(f"{rule}: keeps the contract")
+    say(f"{rule}: passes the contract's tests")
     root = Path("results", f"{released.name}-{name}")
     if scores is None:
         scores = _baseline(released, place, count, protocol)
@@ -93,8 +93,8 @@ def rank(
 
 
 def _baseline(known: Protocol, place: Path, cores: int, protocol: Path) -> pd.DataFrame:
-    """Runs trials and fresh seeds of the baseline, where no board has them; returns the trials' scores."""
-    say(f"{known.baseline}: runs that all rules of {protocol} are compared with, made once")
+    """Runs trials and fresh seeds of the baseline, which no board has yet; returns the trials' scores."""
+    say(f"{known.baseline}: running the baseline of {protocol}, which is needed only once")
     alone, files = among(known, [known.baseline]), place / "experiments"
     scores = trial_scores(read_rounds(run_rounds(alone, files, cores, protocol), alone), alone)
     run_fresh(alone, choose(scores, alone), files, cores, protocol)
@@ -110,12 +110,12 @@ def _check_contract(rule: str) -> None:
         broken = sorted(set(_FAILED.findall(output))) or ["the tests cannot be run"]
         raise UserError(
             f"rank: {rule} breaks the contract of rules ({', '.join(broken)}); "
-            f"`make contract RULE={shlex.quote(rule)}` says how"
+            f"`make contract RULE={shlex.quote(rule)}` shows details"
         )
 
 
 def _tested(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
-    """Exit status and output of tests; a request to end this process ends them first."""
+    """Runs the tests and returns their exit status and output; passes a SIGTERM on to them, then exits."""
     with noted(signal.SIGTERM) as terminated:
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -139,17 +139,17 @@ def _space(entries: Sequence[str]) -> dict[str, list[Any]]:
         name, separator, values = entry.partition("=")
         if not (name and separator and values):
             raise UserError(f"rank: --space {entry!r}: expected name=1,2,3")
-        singles = [single.strip() for single in name.split(",")]  # joined, they take the same value
+        singles = [single.strip() for single in name.split(",")]  # settings joined by commas share a value
         for single in singles:
             if single in seen:
-                raise UserError(f"rank: --space: {single} is given twice; give all its values at once")
+                raise UserError(f"rank: --space: {single} is given twice; list all its values in one option")
             seen.add(single)
         space[", ".join(singles)] = [_value(value, entry) for value in values.split(",")]
     return space
 
 
 def _check_space(space: Mapping[str, Sequence[Any]], rule: str, protocol: Protocol) -> None:
-    """Names first: with a wrong one, nobody can say how many values there should be."""
+    """Checks the names of settings, then whether the number of values gives the protocol's trials."""
     if not space:
         return
     settings = TRUST_REGIONS[rule].settings
@@ -163,13 +163,13 @@ def _check_space(space: Mapping[str, Sequence[Any]], rule: str, protocol: Protoc
     expected, rest = divmod(protocol.trials, rates)
     if rest:
         raise UserError(
-            f"rank: --space: {rates} learning rates and any number of values never make the "
-            f"{protocol.trials} trials that every rule gets; leave it out"
+            f"rank: --space: no number of values gives, with {rates} learning rates, the "
+            f"{protocol.trials} trials of every rule; leave it out"
         )
     what = "value" if len(space) == 1 else "combination"
     raise UserError(
         f"rank: --space: {listed([*space])}: {count} {what}{'s' if count > 1 else ''}, must be {expected}: "
-        f"with {rates} learning rates, they make the {protocol.trials} trials that every rule gets"
+        f"with {rates} learning rates, that gives the {protocol.trials} trials of every rule"
     )
 
 
@@ -179,5 +179,5 @@ def _value(text: str, entry: str) -> Any:
     except ValueError as error:
         raise UserError(f"rank: --space {entry!r}: {text!r} is not a value ({error})") from None
     with contextlib.suppress(TypeError, ValueError):
-        value = float(value) if isinstance(value, str) else value  # YAML takes 1e-3 for text
+        value = float(value) if isinstance(value, str) else value  # YAML reads 1e-3 as text
     return value

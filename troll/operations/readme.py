@@ -1,4 +1,4 @@
-"""The generated blocks of the README and of other pages, from released results."""
+"""Generates blocks of the README and other pages from released results."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,9 +33,9 @@ def write_blocks(
     *,
     check: bool = False,
 ) -> None:
-    """Writes the generated blocks of Markdown files, or fails if one is out of date (``check``).
+    """Writes the generated blocks of Markdown files; with ``check``, raises a UserError if one is outdated.
 
-    ``also`` are further released results that verdicts are about.
+    ``also`` are further released results with verdicts.
     """
     known, others = read_results(results), [read_results(path) for path in also]
     every = tables_of([known, *(one for one in others if one.claims == known.claims)])
@@ -43,7 +43,7 @@ def write_blocks(
     judged = judge(read_claims(claim_files(ledger, known.claims)), *every, known.looks)
     check_clean(all_runs, results)
     main, family = make(entries("table")["main"], known), comparison_family(*every)
-    # Experiments that are asked other claims are a family of their own.
+    # Experiments with the same other claims form a family of comparisons of their own.
     families: dict[tuple[str, ...], list[Known]] = {}
     for one in others:
         if one.claims and one.claims != known.claims:
@@ -75,13 +75,13 @@ def write_blocks(
         if not check:
             text.update(path, generated)
         elif difference := text.check(path, generated):
-            raise UserError(f"{path} is out of date; `make readme` writes it:\n{difference}")
+            raise UserError(f"{path} is out of date; `make readme` updates it:\n{difference}")
 
 
 def _board_of(directory: Path, results: Mapping[str, Known]) -> dict[str, Any]:
-    """The released leaderboard, and how many rules of its protocol have no runs yet.
+    """Returns the released leaderboard, the number of rules without runs, and the ranges of rules' places.
 
-    With the ranges of their places, where its fresh seeds are there.
+    The ranges come from the released results of the fresh seeds. Empty without a board.
     """
     path = directory / "board.csv"
     if not path.exists():

@@ -1,7 +1,7 @@
-"""Released tables that come from no tidy table: made again from the data beside them, and compared.
+"""Checks released tables that are made from data beside them instead of from a tidy table.
 
-The leaderboard from the runs of its trials and of its fresh seeds, costs and the check of a GPU from their
-measurements, the graders' audit from its report, approximation errors from their numbers.
+These are the leaderboard, made from its trials and fresh seeds; costs and the GPU check, from measurements;
+the graders' audit, from its report; and approximation errors.
 """
 
 import shutil
@@ -23,7 +23,13 @@ from troll.operations.leaderboard import make_board
 
 
 def check_measurements(directory: Path, *, write: bool = False) -> list[Path]:
-    """Makes the tables and figures below a directory again from their data and compares them."""
+    """Makes the tables and figures below a directory again from their data and compares them.
+
+    Returns the files compared; with ``write``, the files that differed, after replacing them.
+
+    Raises:
+        UserError: if files differ and ``write`` is false.
+    """
     compared, different = [], []
     with tempfile.TemporaryDirectory() as name:
         for number, (data, make) in enumerate(_data_below(directory)):
@@ -44,14 +50,14 @@ def check_measurements(directory: Path, *, write: bool = False) -> list[Path]:
     if different:
         names = ", ".join(str(path.relative_to(directory)) for path in different)
         raise UserError(
-            f"{directory}: {names}: not what the data beside them give; "
-            f"`troll release check {directory} --write` makes them again"
+            f"{directory}: {names}: differ from what the data beside them give; "
+            f"`troll release check {directory} --write` updates them"
         )
     return compared
 
 
 def has_measurements(directory: Path) -> bool:
-    """Whether anything in a directory is made from measurements, or is the leaderboard."""
+    """Whether a directory has files that `check_measurements` compares."""
     return next(_data_below(directory), None) is not None
 
 
@@ -91,7 +97,7 @@ def _gpu(data: Path, out: Path) -> None:
 
 
 def _script(name: str) -> dict[str, Any]:
-    """What a script of the workflow defines: it made the measurements, and is not in the package."""
+    """Returns the globals of a workflow script that is not in the package."""
     path = Path("workflow", name)
     if not path.exists():
         raise UserError(f"{path} is not here; run this in the root of a checkout")
@@ -99,12 +105,12 @@ def _script(name: str) -> dict[str, Any]:
 
 
 def _notes(data: Path) -> list[str]:
-    """The sentences below a released table: under which conditions its numbers were measured."""
+    """Returns the notes below a released table, which state how its numbers were measured."""
     path = data.with_suffix(".md")
     try:
         paragraphs = path.read_text().split("\n\n")
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; it says how {data.name} was measured") from None
+        raise UserError(f"{path}: no such file; it must state how {data.name} was measured") from None
     return [text.strip() for text in paragraphs[1:]]
 
 
@@ -116,4 +122,4 @@ _MAKERS: Mapping[str, Callable[[Path, Path], None]] = {
     "approximation.csv": _approximation,
     "gpu_check.json": _gpu,
 }
-"""What makes the files beside a file of data again, by its name."""
+"""Functions that make the files beside a data file again, by the data file's name."""

@@ -1,4 +1,4 @@
-"""All that is made from the tidy table of an experiment, in one process: tables, figures and the page."""
+"""Makes the tables, figures and page of an experiment from its tidy table, in one process."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from troll.common.files import write_text
 
 
 class ReportError(Exception):
-    """A table, a figure or the page could not be made: a mistake in this package."""
+    """A table, a figure or the page could not be made because of a bug in this package."""
 
 
 def write_report(
@@ -29,14 +29,14 @@ def write_report(
     commands: Sequence[str] = ("make results",),
     markdown: Path | None = None,
 ) -> None:
-    """Writes ``tables/``, ``figures/`` and ``page.html``, each file whole or not at all.
+    """Writes ``tables/``, ``figures/`` and ``page.html``, each file atomically.
 
-    Files of tables and figures that were made before and are no longer asked for are removed. A figure is a
-    name with its task, None for a figure of all tasks. Without ``claims`` those of the experiment are judged.
+    Removes earlier tables and figures that are no longer listed. A figure is its name and task, None for a
+    figure of all tasks. ``claims`` defaults to the experiment's own.
 
     Raises:
-        UserError: a table or figure that was asked for cannot be made; it is named.
-        ReportError: the same, for any other reason.
+        UserError: if a table, figure or the page cannot be made because of its input; the message names it.
+        ReportError: if it cannot be made because of a bug.
     """
     results = read_results(directory)
     stems = {name: directory / "tables" / name for name in tables}
@@ -63,19 +63,19 @@ def write_report(
 
 @contextmanager
 def _named(what: str) -> Iterator[None]:
-    """Says what could not be made."""
+    """Adds to errors what could not be made."""
     try:
         yield
     except UserError as error:
         raise UserError(f"{what}: {error}") from error
     except OSError:
-        raise  # of the machine: it names its file
+        raise  # the machine's fault; the message names the file
     except Exception as error:
         raise ReportError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def remove_unwanted(directory: Path, tables: set[str], figures: set[str]) -> None:
-    """Removes tables and figures that are not among these names; what others put there stays."""
+    """Removes known tables and figures that are not among these names; other files stay."""
     names = entries("table")
     for path in directory.glob("tables/*"):
         if path.suffix in (".csv", ".md") and path.stem in names.keys() - tables:
