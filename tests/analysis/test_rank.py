@@ -183,7 +183,7 @@ def own_rules(tmp_path, repository, monkeypatch):
         (
             "{rules}:soft_wall",
             ["coefficient=1,2,3"],
-            "rank: --space: coefficient: 3 values, must be 2: with 2 learning rates, they make the 4 trials",
+            "rank: --space: coefficient: 3 values, must be 2: with 2 learning rates, that gives the 4 trials",
         ),
         ("{rules}:soft_wall", ["coefficient=1"], "rank: --space: coefficient: 1 value, must be 2: "),
         (

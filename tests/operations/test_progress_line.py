@@ -236,7 +236,7 @@ def test_an_interruption_is_no_failure(tmp_path, clock):
     send(handler, message=failed, level=logging.ERROR)
     send(handler, message=f"Complete log(s): {tmp_path}/x.log")
     assert screen.getvalue().splitlines() == [
-        "interrupted: stopping the running jobs; the same command continues from there",
+        "interrupted: stopping the running jobs; the same command resumes from there",
         f"full log: {tmp_path}/x.log",
     ]
 
@@ -293,7 +293,7 @@ def test_a_mistake_of_its_own_brings_the_usual_log_back_and_ends_nothing(tmp_pat
     send(handler, LogEvent.JOB_INFO)
     begin(handler, 0, "train")
     assert brought == [1]
-    assert "warning: the line of progress ends: AttributeError" in screen.getvalue()
+    assert "warning: the progress line has failed: AttributeError" in screen.getvalue()
 
 
 def test_nobody_listening_ends_nothing(tmp_path, clock):
@@ -455,7 +455,7 @@ def test_it_takes_the_place_of_the_usual_log_and_of_nothing_else(repository, tmp
     assert progress_line.install(found, experiment, tmp_path) is None
     # Another version of Snakemake, in which things are called otherwise.
     assert progress_line.install(SimpleNamespace(), experiment, tmp_path) is None
-    assert "warning: no line of progress: AttributeError" in capsys.readouterr().err
+    assert "warning: no progress line: AttributeError" in capsys.readouterr().err
     shown.end()
 
 

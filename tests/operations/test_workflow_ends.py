@@ -52,7 +52,7 @@ def test_a_signal_to_the_command_alone_ends_snakemake_too(tmp_path, number):
     assert output == "" and process.returncode != 0
     if number == signal.SIGTERM:
         assert process.returncode == 128 + number
-        assert errors.splitlines() == ["log: SIGTERM; ends when the jobs that run have ended"]
+        assert errors.splitlines() == ["log: SIGTERM received; waiting for the running jobs to end"]
 
 
 TEST = """

@@ -239,11 +239,11 @@ def test_cores_that_are_none_are_refused(stages, cores):
 
 def test_a_place_where_snakemake_cannot_write_is_one_line(stages, monkeypatch):
     Path(".snakemake").touch()
-    with pytest.raises(UserError, match=r"^\.snakemake is not a directory; move it away: Snakemake [^\n]*$"):
+    with pytest.raises(UserError, match=r"^\.snakemake is not a directory; move it away, as Snake[^\n]*$"):
         make(stages)
     Path(".snakemake").unlink()
     Path(".snakemake/results.lock").mkdir(parents=True)
-    said = r"^\.snakemake cannot be written%s; make it writable, or link it to another place$"
+    said = r"^\.snakemake cannot be written%s; make it writable, or link it to another directory$"
     with pytest.raises(UserError, match=said % r" \(Is a directory\)"):
         make(stages)
     Path(".snakemake/results.lock").rmdir()

@@ -100,7 +100,7 @@ def test_names_of_files_may_have_braces_and_that_of_the_checkout_may_not(checkou
     refused = snakemake(
         checkout.rename(checkout.parent / "{troll}"), "-n", "--configfile", "{mine}/{file}.yaml"
     )
-    assert refused.returncode == 1 and "whose path has braces; move the checkout" in refused.stderr
+    assert refused.returncode == 1 and "from a path with braces; move the checkout" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 

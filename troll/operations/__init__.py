@@ -1,1 +1,1 @@
-"""Running experiments: checks before, the workflow itself, its progress, rehearsals, rankings."""
+"""Running experiments: checks beforehand, the workflow, its progress, rehearsals and the leaderboard."""

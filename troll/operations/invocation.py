@@ -1,6 +1,6 @@
-"""One invocation of Snakemake: it reads the experiment, prepares what jobs share, and ends with words.
+"""One invocation of Snakemake: reads the experiment, prepares the jobs, and summarises the outcome.
 
-Here is all that knows Snakemake's own objects; `troll.operations.targets` works without them.
+All use of Snakemake's own objects is in this module; `troll.operations.targets` needs none of them.
 """
 
 import math
@@ -32,49 +32,48 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Invocation:
-    """What Snakemake was called with, and what follows from it on this machine."""
+    """What Snakemake was called with, and the targets that result on this machine."""
 
     workflow: Any
-    directory: Path  # where the workflow lies
-    source: Path  # the experiment file as it was named, or ``--config`` where there is none
+    directory: Path  # of the workflow
+    source: Path  # the experiment file as given, or ``--config`` without a file
     targets: Targets
     public: PublicWork
-    line: "LogHandler | None"  # of progress; None where Snakemake's own log is shown
+    line: "LogHandler | None"  # the progress line; None if Snakemake's own log is shown
     started: float  # seconds since the epoch
 
     @property
     def deployed(self) -> bool:
-        """Whether jobs get their software by conda or containers."""
+        """Whether Snakemake provides the software of jobs, by conda or containers."""
         return bool(self.workflow.deployment_settings.deployment_method)
 
     def shell_prefix(self) -> str:
-        """What every job's command begins with; Snakemake does not compare it before it repeats a job."""
+        """Returns the start of every job's command; a change of it does not make Snakemake repeat a job."""
         experiment = self.targets.experiment
-        # Where metrics are followed is no reason to train a run again; nor is what becomes of one that cannot
-        # go on, or where the workflow lies, whose scripts are no part of the package.
+        # These are not parameters of jobs, because a change of them is no reason to train a run again.
         variables = {
             "TROLL_WORKFLOW": str(self.directory),
             "TROLL_TRACKING": experiment.tracking,
             "TROLL_NOT_FINITE": experiment.not_finite,
         }
-        if self.source.exists():  # for the manifests: a comment in the file repeats nothing
-            # Where somebody keeps their files tells others nothing.
+        if self.source.exists():  # recorded in manifests
+            # Absolute paths are private and mean nothing on other machines.
             name = self.source.name if self.source.is_absolute() else self.source
             variables["TROLL_EXPERIMENT_FILE"] = f"{sha256_of_file(self.source)} {name}"
-        # What jobs say of themselves goes to Snakemake's log where the terminal has one line for all.
+        # With a progress line on the terminal, messages of jobs go to Snakemake's log.
         if self.line is not None:
             variables[progress_line.TERMINAL] = str(self.line.settings.log)
         exports = "".join(f"export {name}={quote(value)}; " for name, value in variables.items())
-        # Without conda or containers, `troll` is the one beside the Python that runs Snakemake.
+        # Without conda or containers, jobs use the `troll` next to the Python that runs Snakemake.
         path = "" if self.deployed else f"PATH={quote(str(Path(sys.executable).parent))}:$PATH; "
         return verbatim(f"set -euo pipefail; {exports}{path}")
 
     def begin_jobs(self, set_prefix: Callable[[str], None], fork_prefix: Callable[[], str]) -> None:
-        """What is done once, before the first job.
+        """Prepares the jobs, once, before the first one.
 
-        ``set_prefix`` is Snakemake's `shell.prefix`. ``fork_prefix`` starts a process that has loaded the
-        libraries, from which jobs on this machine are forked where that gives the same; it returns what
-        commands need to reach it.
+        ``set_prefix`` is Snakemake's `shell.prefix`. ``fork_prefix`` starts a process with the libraries
+        loaded, from which local jobs are forked where that does not change results, and returns the shell
+        code with which commands find it.
         """
         local = self.workflow.local_exec
         if self.workflow.is_main_process and not local:
@@ -91,8 +90,8 @@ class Invocation:
     ) -> None:
         """Adds `begin_jobs` to the `onstart` of a Snakefile that uses this workflow as a module.
 
-        Snakemake calls no `onstart` of a module. There is no public way to; where another version has none at
-        all, jobs are ordinary processes.
+        Snakemake does not call a module's own `onstart`. This sets a private attribute, as there is no public
+        interface; with a Snakemake version that lacks it, jobs are ordinary processes.
         """
         users = getattr(self.workflow, "_onstart", None)
         if users and not self.workflow.modifier.is_main_snakefile():
@@ -104,9 +103,9 @@ class Invocation:
             self.workflow._onstart = start
 
     def words_of_success(self) -> str:
-        """For people: the verdicts that this invocation has written, and where everything is to be seen.
+        """Returns the summary for the user: the verdicts that this invocation has written, and the page.
 
-        Of several stages, `troll.operations.run` says it after the last.
+        Empty in a stage of `make results`, as `troll.operations.run` prints the summary after the last one.
         """
         if self.line is not None:
             self.line.end()
@@ -124,15 +123,14 @@ class Invocation:
         ]
         if self._new(root / "claims.json"):
             words = words[:3]
-            # Snakemake's log is named after these lines.
-            lines = LINES - len(words) - 1
+            lines = LINES - len(words) - 1  # one line is left for the path of Snakemake's log
             words += last_screen_of(self.targets.experiment, root, page=new_page, lines=lines)
         elif new_page:
             words.append(f"everything on one page: {new_page}")
         return "".join(f"{line}\n" for line in words)
 
     def words_of_failure(self) -> str:
-        """For people: where to look."""
+        """Returns the message for the user after a failure."""
         if self.line is not None:
             self.line.end()
         return f"what is done, and what failed: troll status {quote(str(self.source))}\n"
@@ -142,10 +140,10 @@ class Invocation:
 
 
 def begin(workflow: Any, config: Mapping[str, Any]) -> Invocation:
-    """Reads the experiment from Snakemake's ``config``; a mistake in it is one line and ends this process."""
+    """Reads the experiment from Snakemake's ``config``; an error in it is printed and ends this process."""
     started = time.time()
     source = Path(workflow.configfiles[-1] if workflow.configfiles else "--config")
-    if source.is_relative_to(Path.cwd()):  # as it was written
+    if source.is_relative_to(Path.cwd()):  # Snakemake has made the path absolute
         source = source.relative_to(Path.cwd())
     try:
         _check_directory(workflow)
@@ -154,7 +152,7 @@ def begin(workflow: Any, config: Mapping[str, Any]) -> Invocation:
         root = Path("results", experiment.experiment)
         if writes and (closed := unwritable(root)):
             raise UserError(
-                f"{closed} cannot be written; chmod -R u+w results, or link results to another place"
+                f"{closed} cannot be written; chmod -R u+w results, or link results to another directory"
             )
         line = progress_line.install(workflow, experiment, root)
         skipped = skipped_tasks(experiment)
@@ -177,12 +175,12 @@ def begin(workflow: Any, config: Mapping[str, Any]) -> Invocation:
 
 
 def one_timer(scheduler: Any) -> None:
-    """Lets a scheduler of Snakemake wait for one timer at a time.
+    """Limits a Snakemake scheduler to one pending timer.
 
-    Where jobs per timespan are limited, and they are by default, Snakemake starts a timer after every look at
-    the ready jobs, and looks again when it is over. A finished job is a look too, with a timer of its own. So
-    no timer ever goes away, and after n jobs there are n looks in each timespan (Snakemake 9.27,
-    `JobScheduler.schedule`). One timer finds the same jobs, a timespan later at most.
+    If the jobs per timespan are limited, as by default, Snakemake starts a timer after every evaluation of
+    the ready jobs, and evaluates again when it expires. Each finished job adds an evaluation with its own
+    timer, so after n jobs there are n evaluations per timespan (Snakemake 9.27, `JobScheduler.schedule`). One
+    timer finds the same jobs, at most a timespan later.
     """
     start = getattr(scheduler, "_schedule_reevalutation", None)
     if start is None:
@@ -200,14 +198,15 @@ def one_timer(scheduler: Any) -> None:
 
 
 def check_interpreter(executable: str) -> None:
-    """Refuses a Python whose path Snakemake cannot write into the commands of jobs elsewhere.
+    """Refuses a Python whose path needs quoting in a shell.
 
-    It does so without quotes (Snakemake 9.27, `RealExecutor.format_job_exec`): every job would end at once.
+    Snakemake does not quote it in the commands of cluster jobs (9.27, `RealExecutor.format_job_exec`), all of
+    which would fail.
     """
     if quote(executable) != executable:
         raise UserError(
-            f"{executable}: jobs of a cluster cannot start a Python if its path has characters that a shell "
-            "interprets; keep the environment elsewhere: make env VENV=~/troll-env"
+            f"{executable}: cluster jobs cannot start a Python whose path needs quoting in a shell; "
+            "create the environment elsewhere: make env VENV=~/troll-env"
         )
 
 
@@ -217,29 +216,27 @@ def _end(error: UserError) -> NoReturn:
 
 
 def _rules(workflow: Any) -> Path:
-    """Where the workflow's rules lie."""
+    """Returns the directory of the workflow's rules."""
     return Path(workflow.current_basedir.get_path_or_uri(secret_free=False))
 
 
 def _check_directory(workflow: Any) -> None:
-    # Snakemake reads names in braces out of the paths of environments and of input files, whoever chose them.
+    # Snakemake takes braces in the paths of environments and input files for wildcards.
     if set(str(_rules(workflow))) & set("{}"):
         shown = workflow.current_basedir.get_path_or_uri(secret_free=True)
-        raise UserError(
-            f"{shown}: Snakemake cannot work from a directory whose path has braces; move the checkout"
-        )
+        raise UserError(f"{shown}: Snakemake cannot run from a path with braces; move the checkout")
 
 
 def _read(workflow: Any, config: Mapping[str, Any], source: Path) -> Experiment:
-    """The experiment with the seeds that were added after looking; its claims are checked too."""
-    for file in workflow.configfiles:  # as it stands: Snakemake's own reading is less strict
+    """Reads the experiment, with the seeds added after looks at the verdicts; checks its claims too."""
+    for file in workflow.configfiles:  # raises on errors that Snakemake's own reader accepts
         read_configuration(Path(file))
     experiment = _parsed(workflow, config, source)
-    # Seeds that were named beforehand are all there is: none are added, and none of an earlier run count.
+    # Seeds given by ``--config`` are fixed: none are added, and those of earlier looks are ignored.
     if "seeds" in workflow.config_settings.config:
         experiment = experiment.model_copy(update={"more_seeds": None})
     experiment = with_further_seeds(experiment, Path("results", experiment.experiment))
-    # The reader takes a while to import. The package's own claims are known to be right.
+    # The reader is slow to import, and the package's own claims need no check.
     if workflow.is_main_process and experiment.claims != [DEFAULT]:
         from troll.operations.claims_ahead import claims_of
 
@@ -248,14 +245,14 @@ def _read(workflow: Any, config: Mapping[str, Any], source: Path) -> Experiment:
 
 
 def _parsed(workflow: Any, config: Mapping[str, Any], source: Path) -> Experiment:
-    """The experiment; a mistake is blamed on the file, on ``--config``, or on both together."""
+    """Parses the experiment; an error names its source: the file, ``--config``, or both together."""
     from snakemake.utils import update_config
 
     try:
         return parse_experiment(config, str(source))
     except UserError as error:
         problem = str(error).removeprefix(f"{source}: ")
-    # A block is merged key by key: what is wrong in the file alone, too, is the file's.
+    # Blocks are merged key by key. If the file alone has the same error, it is the file's.
     alone: dict[str, Any] = {}
     for file in workflow.configfiles:
         update_config(alone, read_configuration(Path(file)))

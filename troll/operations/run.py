@@ -1,12 +1,12 @@
-"""Runs an experiment: Snakemake, alone in this directory, whatever happened to the last attempt.
+"""Runs an experiment with Snakemake, as the only run in this directory.
 
-A Snakemake that was killed leaves its lock behind. The lock here is the operating system's and dies with its
-process, so that a leftover can be told from a second run that is alive.
+A killed Snakemake leaves its lock behind. To tell such a leftover from a run that is alive, this module takes
+a file lock, which the operating system releases when its process ends.
 
-An experiment with ``more_seeds`` runs in stages, each a Snakemake of its own: the seeds of the file in every
-setting, and their verdicts; then seeds in the settings in which a claim is undecided, look by look; tables,
-figures and page last. The stages are a loop here, and no checkpoints in the graph, because their number and
-their end depend on verdicts and on the clock; all that one hands to the next is looks.json, in which plain
+An experiment with ``more_seeds`` runs in stages, each with its own Snakemake process: first the seeds of the
+file in every setting, and the verdicts; then, look by look, further seeds in the settings in which a claim is
+undecided; finally tables, figures and the page. The stages are a loop instead of Snakemake checkpoints,
+because their number depends on verdicts and on the time. They share only looks.json, in which plain
 `snakemake` finds the same seeds.
 """
 
@@ -41,11 +41,11 @@ from troll.operations.workflow import noted
 
 _SNAKEMAKE = [sys.executable, "-m", "snakemake"]
 _SCHEDULING = ["--scheduler", "greedy", "--max-jobs-per-timespan", "1000/3s"]
-"""Jobs are alike: the usual scheduler would solve an integer program at each choice, every second."""
+"""Jobs are alike, so the default scheduler's integer program, solved every second, is not worth its time."""
 _TABLES_S = 60.0
-"""Kept for tables, figures and page, of the minutes in which further seeds are trained."""
+"""Seconds of the time limit that are reserved for tables, figures and page."""
 _UNKNOWN_S = 60.0
-"""A run's time where no earlier run gives an estimate."""
+"""Seconds assumed for a run that no earlier run helps to estimate."""
 
 
 def _cores(text: str) -> int:
@@ -75,10 +75,10 @@ def main(
     seeds: Sequence[int] | None = None,
     options: Sequence[str] = (),
 ) -> None:
-    """Reads the experiment file before Snakemake does, which would run code in it; then runs Snakemake.
+    """Checks the experiment file, takes the lock, removes a leftover lock of Snakemake, and runs Snakemake.
 
-    Between them it takes the lock, and removes Snakemake's leftover. ``minutes`` and ``seeds`` take the place
-    of the file's.
+    The file is read here first because Snakemake's reader would run code in it. ``minutes`` and ``seeds``
+    override the file's.
     """
     started = time.monotonic()
     if not any(Path(name).exists() for name in ("Snakefile", "workflow/Snakefile")):
@@ -106,10 +106,10 @@ def main(
 def snakemake_arguments(
     path: Path, targets: Sequence[str], cores: int, seeds: Sequence[int] | None, options: Sequence[str]
 ) -> list[str]:
-    """The arguments of Snakemake; `_SCHEDULING` and the rest may be overridden by ``options``."""
+    """Returns the arguments of Snakemake; ``options`` may override the others."""
     overrides = [] if seeds is None else [f"seeds=[{','.join(map(str, seeds))}]"]
     rest = [*options]
-    if overrides and "--config" in rest:  # Snakemake heeds the last one only
+    if overrides and "--config" in rest:  # Snakemake uses only the last --config
         rest[rest.index("--config") + 1 : rest.index("--config") + 1] = overrides
     elif overrides:
         rest += ["--config", *overrides]
@@ -118,16 +118,16 @@ def snakemake_arguments(
 
 
 def staged(targets: Sequence[str], seeds: Sequence[int] | None, options: Sequence[str]) -> bool:
-    """Whether seeds may be added: everything is asked for, and no seeds were named beforehand."""
+    """Whether seeds may be added: the target is ``all``, no seeds are given, and it is not a dry run."""
     named = seeds is not None or any(word.startswith("seeds=") for word in options)
     dry = any(re.match("-n|--dry-?run", word) for word in options)
     return list(targets) == ["all"] and not (named or dry)
 
 
 def show_first(experiment: Path, rest: list[str], handle: int) -> None:
-    """Names the released results, and makes a first comparison, which takes a minute or two."""
+    """Points to the released results, and makes a first comparison, which takes a minute or two."""
     if Path("results/README.md").exists():
-        say("released results, to look at meanwhile: results/README.md")
+        say("released results to read in the meantime: results/README.md")
     reason = first_look.reason_against(experiment)
     if reason is not None:
         if reason:
@@ -140,8 +140,8 @@ def show_first(experiment: Path, rest: list[str], handle: int) -> None:
 
 
 def acquire_lock(directory: Path) -> int:
-    """Takes the lock in Snakemake's directory; other processes hold it, too, by the handle returned."""
-    remedy = "make it writable, or link it to another place"
+    """Takes the lock in Snakemake's directory; processes that inherit the returned handle hold it too."""
+    remedy = "make it writable, or link it to another directory"
     try:
         directory.mkdir(exist_ok=True)
         handle = os.open(directory / "results.lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -153,25 +153,25 @@ def acquire_lock(directory: Path) -> int:
     except OSError as error:
         if os.path.lexists(directory) and not directory.is_dir():
             raise UserError(
-                f"{directory} is not a directory; move it away: Snakemake keeps its logs there"
+                f"{directory} is not a directory; move it away, as Snakemake keeps its logs there"
             ) from None
         raise UserError(f"{directory} cannot be written ({error.strerror}); {remedy}") from None
-    if not os.access(directory, os.W_OK):  # the lock may be there from before
+    if not os.access(directory, os.W_OK):  # an existing lock file can be opened all the same
         raise UserError(f"{directory} cannot be written; {remedy}")
-    os.set_inheritable(handle, True)  # the lock lives as long as Snakemake does
+    os.set_inheritable(handle, True)  # Snakemake keeps the lock when it replaces this process
     return handle
 
 
 def keep_caches(instead: Path) -> None:
-    """Keeps the caches of Snakemake and of the hub in a directory here where no home can be written.
+    """Puts the caches of Snakemake and of the hub into ``instead`` if the usual directory is not writable.
 
-    So it is in a container that runs as a user of its own; without a cache Snakemake ends at once.
+    This happens in containers that run as a user without a home. Snakemake fails without a cache.
     """
     try:
         usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         usual.mkdir(parents=True, exist_ok=True)
         writable = os.access(usual, os.W_OK)
-    except (OSError, RuntimeError):  # the latter where there is no home at all
+    except (OSError, RuntimeError):  # RuntimeError: there is no home directory
         writable = False
     if not writable:
         os.environ["XDG_CACHE_HOME"] = str(instead.resolve())
@@ -180,7 +180,7 @@ def keep_caches(instead: Path) -> None:
 def run_until_decided(
     experiment: Experiment, rest: list[str], handle: int, cores: int, until: float, started: float
 ) -> None:
-    """Seeds where they decide, then everything."""
+    """Trains further seeds until all claims are decided or the time is up, then makes all targets."""
     root = Path("results", experiment.experiment)
     before = read_looks(root)
     further: dict[str, list[int]] = dict(before.get("further_seeds", {}))
@@ -189,7 +189,7 @@ def run_until_decided(
     ends = begun + until - time.monotonic() - _TABLES_S
     while True:
         stage = {"title": f"look {len(looks) + 1}", "until": ends, "last": False, "first": not looks}
-        # With the mark of what was collected here: verdicts that a clone came with are believed otherwise.
+        # The mark of collected runs makes Snakemake judge again instead of keeping a release's verdicts.
         snakemake([*rest[:-1], str(root / "runs/collected"), "claims"], handle, stage)
         judged = verdicts(experiment, root)
         runs = with_further_seeds(experiment, root).runs()
@@ -222,7 +222,7 @@ def run_until_decided(
 def next_runs(
     experiment: Experiment, judged: Sequence[ClaimVerdict], left: float
 ) -> tuple[list[tuple[str, int]], str]:
-    """The runs of the next stage, and where there is none, why not."""
+    """Returns the runs, (setting, seed), of the next stage; if there are none, also the reason."""
     wants = next_looks(judged, experiment.seeds)
     if not wants:
         decided = all(
@@ -241,7 +241,7 @@ def next_runs(
 
 
 def seed_counts(experiment: Experiment, root: Path) -> str:
-    """How many seeds the settings have."""
+    """Says how many runs there are, and how many seeds the settings have."""
     runs = with_further_seeds(experiment, root).runs()
     counts = sorted(set(Counter(run.group_id for run in runs).values()))
     told = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
@@ -251,23 +251,23 @@ def seed_counts(experiment: Experiment, root: Path) -> str:
 def snakemake(
     arguments: list[str], handle: int, stage: Mapping[str, object], variables: Mapping[str, str] | None = None
 ) -> None:
-    """One stage, of which the line of progress speaks; ends this process where it fails, as Snakemake ended.
+    """Runs one stage, described by ``stage`` to the progress line; if it fails, exits with its status.
 
-    An interrupt at the keyboard reaches Snakemake too, and is its to handle; a request to end is handed on.
+    An interrupt from the keyboard reaches Snakemake directly; a SIGTERM is passed on to it.
     """
     environment = {**os.environ, STAGE: json.dumps(stage), **(variables or {})}
     with noted(signal.SIGINT, signal.SIGTERM) as asked:
         process = subprocess.Popen([*_SNAKEMAKE, *arguments], pass_fds=(handle,), env=environment)
         while process.poll() is None and signal.SIGTERM not in asked:
             time.sleep(0.1)
-        process.terminate()  # of no effect where it has ended
+        process.terminate()  # has no effect if it has ended
         status = process.wait()
-    if not status and asked:  # it came when Snakemake was done: the next stage is not begun
+    if not status and asked:  # a signal arrived as Snakemake finished: do not begin the next stage
         sys.exit(128 + asked[0])
     if status:
         sys.exit(status if status > 0 else 128 - status)
 
 
 def say(line: str) -> None:
-    """For people, where Snakemake talks too."""
+    """Prints a line to stderr, as Snakemake does."""
     print(line, file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""The state of every run of an experiment, read from its files alone.
+"""Determines the state of every run of an experiment from its files.
 
-Nothing here imports torch or asks a scheduler, so that it answers at once on a login node too. A run is alive
-if its process holds the lock of its directory; the lock is the operating system's and dies with the process.
+Nothing here imports torch or queries a scheduler, so it is fast on a login node too. A run is running if a
+process holds the file lock of its directory, which the operating system releases when the process ends.
 """
 
 import fcntl
@@ -23,39 +23,39 @@ State = Literal["done", "running", "failed", "stopped", "trained", "missing"]
 STATES: dict[State, str] = {
     "running": "a process is training it",
     "failed": "its last attempt ended with an error",
-    "stopped": "its last attempt was interrupted; the same command continues from the last checkpoint",
-    "trained": "the model is ready, its samples or grades are not",
-    "missing": "nothing was done yet",
+    "stopped": "its last attempt was interrupted; the same command resumes from the last checkpoint",
+    "trained": "the model is trained, but not yet sampled and graded",
+    "missing": "not started",
     "done": "trained, sampled and graded",
 }
-"""In the order in which people want to see them."""
+"""Meaning of each state, in display order."""
 
 _TAIL_BYTES = 65_536
 _RECENT_STEPS = 50
 _QUIET_S = 300.0
 _LOG_STAGES = ("sample", "grade", "sample_suites", "grade_suites")
 _SUITES = "suites/graded.json"
-_LARGEST = 2**63  # no step, second or share is beyond it, and arithmetic below it cannot overflow
+_LARGEST = 2**63  # larger numbers in a metrics file are damage; below it, arithmetic cannot overflow
 _ERROR = re.compile(r"^error: (.+?)(?: \(log: [^)]*\))?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How far one run, or one base model, is."""
+    """The progress of one run or base model."""
 
     name: str  # the run's id; ``base/<model>/<task>`` for a base model
     state: State  # see `STATES`
     step: int = 0  # optimiser steps done
     steps: int = 0  # optimiser steps of the whole run; 0 for a base model
-    # seconds that training will still take, from the pace of its last steps; None where unknown
+    # remaining seconds of training, from the pace of the last steps; None if unknown
     left_s: float | None = None
-    success: float | None = None  # of the newest rollout batch, in [0, 1]; None where unknown
-    reason: str = ""  # the last error, or why there is nothing yet; empty where all is well
+    success: float | None = None  # of the newest rollout batch, in [0, 1]; None if unknown
+    reason: str = ""  # the last error, or since when there was no step; empty if there is no problem
     log: Path | None = None  # the log with the error
 
 
 def last_text(path: Path, size: int = _TAIL_BYTES) -> str:
-    """The end of a file, maybe from within a line on; empty if there is no file."""
+    """Returns the last ``size`` bytes of a file, which may begin within a line; empty if there is no file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - size))
@@ -65,7 +65,7 @@ def last_text(path: Path, size: int = _TAIL_BYTES) -> str:
 
 
 def _last_rows(path: Path) -> list[dict[str, Any]]:
-    """The last whole lines of a metrics file; one that is half there, or is damaged, is left out."""
+    """Returns the last rows of a metrics file, without incomplete or damaged lines."""
     rows = []
     for line in last_text(path).splitlines():
         try:
@@ -78,7 +78,7 @@ def _last_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _number(value: Any) -> float | None:
-    """A measured number, none of which is below 0; None for anything else that a line may hold."""
+    """Returns a recorded number, which is never negative; None for any other value."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _LARGEST:
         return float(value)
     return None
@@ -89,14 +89,13 @@ def _wall_s(row: dict[str, Any]) -> float | None:
 
 
 def is_held(directory: Path) -> bool | None:
-    """Whether a living process writes in a directory; None where the file system does not say."""
+    """Whether a process holds the lock of a directory; None if the file system does not support locks."""
     try:
         handle = os.open(directory / LOCK, os.O_RDONLY)
     except OSError:
         return False
     try:
-        # Shared and let go at once: another reader is not in the way, and a writer that starts just now waits
-        # for no longer than this line.
+        # A shared lock, released at once, does not block other readers, and a writer only for an instant.
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -108,13 +107,13 @@ def is_held(directory: Path) -> bool | None:
 
 
 def _error_in(log: Path) -> str:
-    """The last error of a log; empty if it names none."""
+    """Returns the last error in a log; empty if there is none."""
     errors = _ERROR.findall(last_text(log))
     return str(errors[-1]).strip() if errors else ""
 
 
 def _pace(rows: list[dict[str, Any]]) -> float | None:
-    """Seconds of a step, over the last steps."""
+    """Returns the mean seconds per step over the last steps; None if unknown."""
     recent = rows[-_RECENT_STEPS:]
     if len(recent) < 2:
         return None
@@ -124,7 +123,10 @@ def _pace(rows: list[dict[str, Any]]) -> float | None:
 
 
 def pace_of(metrics: Path) -> tuple[int, float | None]:
-    """The optimiser steps that a run has written, and seconds of one; of a first step alone, of that one."""
+    """Returns a run's optimiser steps so far and the seconds per step, which may be None.
+
+    With a single row, the pace is its time divided by its step.
+    """
     rows = _last_rows(metrics)
     if not rows:
         return 0, None
@@ -135,7 +137,7 @@ def pace_of(metrics: Path) -> tuple[int, float | None]:
 
 
 def status_of_run(root: Path, run: Run, steps: int, *, suites: bool = False) -> RunStatus:
-    """The state of one run."""
+    """Determines the state of one run; with ``suites`` it is done once those are graded too."""
     directory, log = root / "runs" / run.run_id, root / "logs/train" / f"{run.run_id}.log"
     if (directory / "manifest.json").exists():
         if (directory / "grades.json").exists() and (not suites or (directory / _SUITES).exists()):
@@ -167,13 +169,13 @@ def status_of_run(root: Path, run: Run, steps: int, *, suites: bool = False) -> 
 
 
 def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -> list[RunStatus]:
-    """The states of base models and runs of an experiment, or of groups of it, in the order of the file."""
+    """Returns the states of an experiment's base models and runs in file order; ``only`` selects groups."""
     root = results / experiment.experiment
     runs, held = experiment.runs(only), made(experiment, root)
     statuses = []
     for model, task in dict.fromkeys((run.model, run.task) for run in runs):
         settings, name = experiment.models[model], f"{BASE}/{model}/{task}"
-        # What is only linked is no work worth a line.
+        # A pretrained model that is only linked takes no work, and gets no line.
         if settings.pretrained is None or settings.supervised_steps is not None:
             log = root / "logs/base_model" / model / f"{task}.log"
             if name in held or (root / name / "manifest.json").exists():
@@ -199,9 +201,10 @@ def _line(status: RunStatus) -> str:
 
 
 def show(statuses: Iterable[RunStatus], title: str) -> list[str]:
-    """The states as lines of text: a summary, the living and the broken first, the reasons below them.
+    """Formats the states as lines of text: a summary, then a line for each, in the order of `STATES`.
 
-    Columns: state, steps done of all, time left, success of the newest rollout batch, name.
+    Columns: state, steps done/total, time left, success of the newest rollout batch, name. Reason and log
+    follow on lines of their own.
     """
     order = list(STATES)
     ordered = sorted(statuses, key=lambda status: order.index(status.state))

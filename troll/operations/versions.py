@@ -1,4 +1,4 @@
-"""What to put into a report of a problem: versions, commit, platform."""
+"""Versions, commit and platform, for bug reports."""
 
 import importlib.metadata
 import os
@@ -35,7 +35,7 @@ _TOOLS: dict[str, Sequence[str]] = {
 
 
 def installed(name: str) -> str | None:
-    """The version of an installed package; None if it is not installed."""
+    """Returns the version of an installed package; None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -43,7 +43,7 @@ def installed(name: str) -> str | None:
 
 
 def tool(command: Sequence[str]) -> str | None:
-    """The first line that a program prints; None if it is not there or fails."""
+    """Returns the first line that a program prints; None if it is missing or fails."""
     if shutil.which(command[0]) is None:
         return None
     try:
@@ -55,7 +55,7 @@ def tool(command: Sequence[str]) -> str | None:
 
 
 def describe() -> list[str]:
-    """Everything that helps to understand a problem, as aligned lines; no user names and no paths."""
+    """Returns what helps to understand a problem, as aligned lines, without user names and paths."""
     rows = {
         "troll": __version__,
         "commit": commit_of() or "not a git checkout",

@@ -1,4 +1,4 @@
-"""The workflow, run by a command of this package: one Snakemake, its log in a file, a line now and then."""
+"""Runs the workflow from a command of this package, with its log in a file and regular progress lines."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from troll.common.progress import clock, say
 from troll.operations.progress_line import SWITCH
 
 PROGRAM = (sys.executable, "-m", "troll.cli", "run")
-"""What `make results` runs, too."""
+"""The command that `make results` also runs."""
 _RULES = Path("workflow/Snakefile")
 _STEPS = re.compile(rb"(\d+) of (\d+) (?:steps|jobs)")
 _SAY_EVERY_S = 30.0
@@ -28,11 +28,11 @@ class Ended:
     """How a run of the workflow ended."""
 
     status: int
-    last: str  # the last line of its log
+    last: str  # last line of its log
 
 
 def in_checkout(command: str) -> None:
-    """Makes sure that the workflow is here."""
+    """Raises a UserError unless the working directory is the root of a checkout."""
     if not _RULES.exists():
         raise UserError(f"{command}: {_RULES} is not here; run this in the root of a checkout")
 
@@ -46,10 +46,15 @@ def run_workflow(
     environment: Mapping[str, str] | None = None,
     keep_going: bool = False,
 ) -> Ended:
-    """Runs the workflow of an experiment file; an interrupted one resumes where it stopped."""
+    """Runs the workflow of an experiment file; an interrupted workflow resumes.
+
+    Raises:
+        UserError: if it fails with an error of its own before the first job.
+        SystemExit: after a SIGTERM, once the running jobs have ended.
+    """
     command = [*PROGRAM, str(experiment), "--cores", str(cores), *(["--keep-going"] if keep_going else [])]
     command += ["--", *targets]
-    variables = {**(os.environ if environment is None else environment), SWITCH: "0"}  # all of it is the log
+    variables = {**(os.environ if environment is None else environment), SWITCH: "0"}  # logs everything
     begun = said = time.monotonic()
     with log.open("wb") as out, noted(signal.SIGTERM) as terminated:
         process = subprocess.Popen(command, env=variables, stdout=out, stderr=subprocess.STDOUT)
@@ -57,29 +62,29 @@ def run_workflow(
             while process.poll() is None:
                 time.sleep(0.5)
                 if terminated:
-                    say(f"{log}: SIGTERM; ends when the jobs that run have ended")
+                    say(f"{log}: SIGTERM received; waiting for the running jobs to end")
                     break
                 if time.monotonic() - said > _SAY_EVERY_S:
                     said = time.monotonic()
                     say(f"{_progress(log)}, {clock(said - begun)}")
         finally:
-            if process.poll() is None:  # Snakemake begins no further job
+            if process.poll() is None:  # on SIGTERM, Snakemake starts no further jobs
                 process.terminate()
                 process.wait()
         if terminated:
             raise SystemExit(128 + signal.SIGTERM)
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    last = lines[-1] if lines else "it said nothing"
-    if process.returncode and last.startswith("error: "):  # before its first job
+    last = lines[-1] if lines else "the log is empty"
+    if process.returncode and last.startswith("error: "):  # from before its first job
         raise UserError(f"{log}: {last.removeprefix('error: ')}")
     return Ended(process.returncode, last)
 
 
 @contextmanager
 def noted(*signals: signal.Signals) -> Iterator[list[int]]:
-    """Notes signals, which would end this process at once and leave what it runs without it."""
+    """Yields a list that collects these signals, which would otherwise end this process and orphan jobs."""
     came: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # which alone can be told
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can set handlers
         yield came
         return
     before = {number: signal.signal(number, lambda sent, _: came.append(sent)) for number in signals}
@@ -92,4 +97,4 @@ def noted(*signals: signal.Signals) -> Iterator[list[int]]:
 
 def _progress(log: Path) -> str:
     steps = _STEPS.findall(log.read_bytes())
-    return "{} of {} jobs".format(*(part.decode() for part in steps[-1])) if steps else "no job is done"
+    return "{} of {} jobs".format(*(part.decode() for part in steps[-1])) if steps else "no job done yet"

@@ -1,10 +1,9 @@
-"""What a run of the workflow shows: one line that says how far it is, in place of Snakemake's log.
+"""The progress line of a workflow run, shown instead of Snakemake's log.
 
-Looked at first: snakemake-logger-plugin-rich (0.5.1), which has a bar for each rule in a panel. It tells no
-time left, writes nothing while it runs where there is no terminal, prints the whole log of a job that failed,
-and knows no verdicts. So this is a handler of our own, by Snakemake's interface for logger plugins. The
-Snakefile puts it in place (`show`); it is not found by name, because Snakemake finds no plugin in a package
-that is installed as editable, as ``make env`` installs this one.
+It implements Snakemake's interface for logger plugins. The existing snakemake-logger-plugin-rich (0.5.1)
+does not suffice: it shows no time left and no verdicts, writes nothing while it runs without a terminal, and
+prints the whole log of a failed job. The workflow installs the handler itself (`install`), because Snakemake
+does not find plugins in editable installs, which ``make env`` makes of this package.
 """
 
 import logging
@@ -19,21 +18,20 @@ if TYPE_CHECKING:
     from troll.operations.progress_line.handler import LogHandler
 
 SWITCH = "TROLL_PROGRESS"
-"""0 leaves Snakemake's own log on the terminal."""
+"""Environment variable; 0 keeps Snakemake's own log on the terminal."""
 STAGE = "TROLL_STAGE"
-"""Set by troll/operations/run.py: a JSON object with ``title`` and ``until`` of a stage of `make results`."""
+"""Environment variable set by `troll.operations.run`: the stage of `make results`, a JSON `words.Stage`."""
 
 TERMINAL = "TROLL_TERMINAL"
-"""Names the file that takes the terminal's place for what a job says (``troll.common.progress``)."""
+"""Environment variable: the file that gets jobs' terminal messages instead (``troll.common.progress``)."""
 
 
 def install(workflow: Any, experiment: Experiment, root: Path) -> "LogHandler | None":
-    """Puts the line in the place of the log that Snakemake would print, if that is what it would print.
+    """Replaces the log that Snakemake would print by the progress line; returns its handler.
 
-    Nothing happens in a dry run, in a job's own Snakemake, in a workflow that uses this one as a module,
-    where another logger plugin prints, where somebody asked for more or less than the usual log
-    (``--verbose``, ``--quiet``, ``--printshellcmds``, ``--debug-dag``), or with TROLL_PROGRESS=0. Whatever
-    fails here leaves Snakemake's log where it is.
+    Does nothing, and returns None, in a dry run, in a job's own Snakemake process, in a workflow that uses
+    this one as a module, with another logger plugin, with ``--verbose``, ``--quiet``, ``--printshellcmds``
+    or ``--debug-dag``, and with TROLL_PROGRESS=0. An error here leaves Snakemake's log in place.
     """
     try:
         settings = workflow.output_settings
@@ -62,6 +60,6 @@ def install(workflow: Any, experiment: Experiment, root: Path) -> "LogHandler | 
         logger.addHandler(line)
         logger.removeHandler(usual)
         return line
-    except Exception as error:  # the line is a comfort, and no reason to fail
-        print(f"warning: no line of progress: {type(error).__name__}: {error}", file=sys.stderr)
+    except Exception as error:  # a run must not fail because of its progress line
+        print(f"warning: no progress line: {type(error).__name__}: {error}", file=sys.stderr)
         return None

@@ -1,4 +1,4 @@
-"""The handler of Snakemake's events: a line that is painted over, or a few plain lines."""
+"""Handles Snakemake's events: repaints a line on a terminal, or writes occasional plain lines elsewhere."""
 
 import logging
 import os
@@ -24,12 +24,13 @@ from troll.operations.progress_line.steps import Steps, expected_seconds, read_s
 
 _REPAINT_S = 1.0
 _READ_S = 5.0
-"""Between two looks at the steps of running jobs."""
+"""Interval between reads of running jobs' steps."""
 _STEP = 0.1
-"""Without a terminal: a line for each tenth of the work, ..."""
+"""Without a terminal, a line is due after this share of the work ..."""
 _GAP_S = 120.0
-"""... and when two minutes have passed without one, or, of a long run, a tenth of the time so far."""
+"""... or after this time without one (in a long run, after a tenth of the elapsed time) ..."""
 _LEAST_GAP_S = 10.0
+"""... but never sooner than this."""
 _NOISE = re.compile(
     r"host: |Building DAG of jobs|Assuming unrestricted shared filesystem|Using shell: |Provided |"
     r"Rules claiming more threads|Conda environments: ignored|Singularity containers: ignored|Group jobs: |"
@@ -37,36 +38,36 @@ _NOISE = re.compile(
     r"Removing temporary output|Config file .* is (extended|replaced)|Elapsed time: |Storing |"
     r"Exiting because a job execution failed|.* has been submitted with|SLURM run ID|At least one job did not"
 )
-"""Messages that say nothing of how a run goes. All others are shown, as is everything from a warning on."""
+"""Uninformative messages, which are not shown. All others are, and all warnings and errors."""
 _BASES = ("base_model", "hub_model")
 _INTERRUPTED = "Terminating processes on user request"
 _JOBS_FAILED = "At least one job did not complete successfully"
 _COMPLETE = re.compile(r"Complete log\(s\): (.+)")
 _RAN = re.compile(r"CalledProcessError|returned non-zero exit status|Command .* died with")
 _OF_A_JOB = re.compile(r"CalledProcessError in file \S.*, line \d+")
-"""Comes before the event of the job's failure."""
+"""Precedes the event of the job's failure."""
 
 
 @dataclass
 class Settings(LogHandlerSettingsBase):
-    """What the handler gets beside Snakemake's own settings."""
+    """The handler's settings, besides Snakemake's own."""
 
     stream: TextIO | None = None
     experiment: Experiment | None = None
-    root: Path = Path()  # directory of its results
+    root: Path = Path()  # directory of the results
     log: Path | None = None
     stage: str | None = None  # of `make results`, as JSON
-    # brings Snakemake's own log back, called once should this handler fail
+    # restores Snakemake's own log; called once if this handler fails
     instead: Callable[[], None] | None = None
 
 
 class LogHandler(LogHandlerBase):
-    """Shows how far a run is. Whatever goes wrong in it brings Snakemake's own log back, and ends nothing."""
+    """Shows the progress of a run. If it fails, it restores Snakemake's own log, and the run goes on."""
 
     settings: Settings
 
     def __post_init__(self) -> None:
-        """Reads the verdicts that are there, and looks for a terminal."""
+        """Reads existing verdicts, and checks for a terminal."""
         given = self.settings
         self._state = State()
         self._stage = words.read_stage(given.stage)
@@ -75,9 +76,9 @@ class LogHandler(LogHandlerBase):
         self._terminal = _is_terminal(given.stream)
         self._painted = self._last = ""
         self._broken = self._interrupted = False
-        self._shown = 0.0  # the share that the last plain line told
+        self._shown = 0.0  # share of the work in the last plain line
         self._spoke = self._began = time.monotonic()
-        self._read = -_READ_S  # when steps were read last
+        self._read = -_READ_S  # time of the last read of steps
         self._ticker: threading.Thread | None = None
         self._stop = threading.Event()
 
@@ -88,7 +89,7 @@ class LogHandler(LogHandlerBase):
     needs_rulegraph = property(lambda self: False)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Takes one of Snakemake's events or messages."""
+        """Handles one of Snakemake's events or messages."""
         if self._broken:
             return
         try:
@@ -97,14 +98,14 @@ class LogHandler(LogHandlerBase):
             self._give_up(error)
 
     def end(self) -> None:
-        """Removes the line; it is painted no more."""
+        """Removes the line for good."""
         with suppress(Exception):
             self._stop.set()
             with self.lock or threading.RLock():
                 self._erase()
 
     def close(self) -> None:
-        """The same, at the end of Snakemake."""
+        """Removes the line when Snakemake ends."""
         self.end()
         super().close()
 
@@ -133,18 +134,18 @@ class LogHandler(LogHandlerBase):
                 self._progress()
             case LogEvent.JOB_ERROR:
                 job = self._state.fail(told.jobid)
-                if not self._interrupted:  # else it was ended, and did not fail
+                if not self._interrupted:  # interrupted jobs have not failed
                     name = job.name if job else ""
                     self._say(words.failure(told.rule_name, name, list(told.log or ()), told.aux or {}))
             case LogEvent.ERROR:
-                # What a shell command's end says is said better by the job's log.
+                # Errors about the exit status of a shell command add nothing to the job's log.
                 if not (_OF_A_JOB.search(text) or (self._state.failed and _RAN.search(text))):
                     self._say([text])
             case None | LogEvent.GROUP_ERROR:
                 self._message(text, record.levelno)
 
     def _reader(self, told: Any) -> Callable[[float], Steps | None] | None:
-        """What reads the steps of a job that trains, by its seconds so far; None for other jobs."""
+        """Returns a function that reads a training job's steps, given its seconds so far; else None."""
         if told.rule_name in _BASES and told.log:
             return partial(steps_in_log, Path(told.log[0]))
         experiment, runs = self.settings.experiment, self.settings.root / "runs"
@@ -157,13 +158,13 @@ class LogHandler(LogHandlerBase):
     def _message(self, text: str, level: int) -> None:
         if text.startswith(_INTERRUPTED):
             if not self._interrupted:
-                self._say(["interrupted: stopping the running jobs; the same command continues from there"])
+                self._say(["interrupted: stopping the running jobs; the same command resumes from there"])
             self._interrupted = True
         elif complete := _COMPLETE.match(text):
             self.end()
             if self._stage.last or self._state.finished < self._state.total:
                 self._say(f"full log: {_short(path)}" for path in complete[1].split(", "))
-        # While it ends, Snakemake says so again and again.
+        # Snakemake repeats messages while it shuts down.
         elif text not in ("", "None", self._last) and (level >= logging.WARNING or not _NOISE.match(text)):
             self._last = text
             self._say([text])
@@ -175,7 +176,10 @@ class LogHandler(LogHandlerBase):
         self._decided = words.decided(self._verdicts)
 
     def _tick(self) -> None:
-        """In a thread of its own: earlier runs may be many, and the clock goes on while no event comes."""
+        """Repaints the line in a thread of its own, because time passes without events.
+
+        Estimates from earlier runs are made here too, as reading many of them takes a while.
+        """
         with suppress(Exception):
             if self.settings.experiment is not None:
                 self._state.expected = expected_seconds(self.settings.experiment, self.settings.root)
@@ -192,7 +196,7 @@ class LogHandler(LogHandlerBase):
                 self.release()
 
     def _read_steps(self) -> None:
-        """Every few seconds: what running jobs have written of their steps."""
+        """Reads the steps of running jobs, at most every `_READ_S` seconds."""
         now = time.monotonic()
         if now - self._read < _READ_S:
             return
@@ -202,7 +206,7 @@ class LogHandler(LogHandlerBase):
                 job.steps = job.read(now - job.started) or job.steps
 
     def _progress(self) -> None:
-        """After a job: the line, or, without a terminal, a plain one where enough has changed."""
+        """Repaints the line; without a terminal, writes a plain line if enough has changed."""
         if self._terminal:
             self._paint()
             return
@@ -217,7 +221,7 @@ class LogHandler(LogHandlerBase):
         return words.line_of(self._state, self._stage, self._decided)
 
     def _say(self, lines: Iterable[str]) -> None:
-        """Lines that stay; the painted one moves below them."""
+        """Writes lines that stay, above the repainted one."""
         text = "".join(f"{line}\n" for line in lines)
         if text:
             self._erase()
@@ -239,7 +243,7 @@ class LogHandler(LogHandlerBase):
             self._painted = ""
 
     def _write(self, text: str) -> None:
-        # Nobody may be listening any more, and the run goes on.
+        # The stream may be closed, which must not end the run.
         with suppress(OSError, ValueError):
             if self.settings.stream is not None:
                 self.settings.stream.write(text)
@@ -250,7 +254,7 @@ class LogHandler(LogHandlerBase):
         self._stop.set()
         with suppress(Exception):
             self._erase()
-            self._write(f"warning: the line of progress ends: {type(error).__name__}: {error}\n")
+            self._write(f"warning: the progress line has failed: {type(error).__name__}: {error}\n")
         with suppress(Exception):
             if self.settings.instead is not None:
                 self.settings.instead()
@@ -263,6 +267,6 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 def _short(path: str) -> str:
-    """A path below the present directory as relative to it."""
+    """Makes a path below the working directory relative to it."""
     found = Path(path)
     return str(found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found)

@@ -1,4 +1,4 @@
-"""What jobs take: the optimiser steps that running ones write, and the times of earlier ones."""
+"""Data for time estimates: optimiser steps of running jobs, and times of earlier jobs."""
 
 import re
 import time
@@ -12,7 +12,7 @@ from troll.operations.plan import earlier_runs, estimate, seconds_in
 from troll.operations.status import last_text, pace_of
 
 _PROGRESS = re.compile(r"\[train\] .+: step (\d+)/(\d+), .+, ([\d:]+) left$")
-"""What `troll.training.callbacks.ProgressCallback` prints."""
+"""The line that `troll.training.callbacks.ProgressCallback` prints."""
 _TAIL_LINES, _TAIL_BYTES = 8, 16_384
 _MEASURED, _MOST_FILES = ("base_model", "sample", "grade"), 50
 
@@ -23,17 +23,17 @@ class Steps:
 
     done: int  # so far
     total: int  # of the whole run
-    pace_s: float | None  # seconds of one step; None where it is not known yet
+    pace_s: float | None  # seconds per step; None if not yet known
 
 
 def tail(path: Path) -> list[str]:
-    """The last lines of a job's log that are not empty."""
+    """Returns the last non-empty lines of a job's log."""
     lines = last_text(path, _TAIL_BYTES).splitlines()
     return [line.rstrip() for line in lines if line.strip()][-_TAIL_LINES:]
 
 
 def _written_by(path: Path, running_s: float) -> bool:
-    """Whether a job that has run for so long has written a file: it may be of an earlier attempt."""
+    """Whether a file was written by a job that has run for ``running_s``, and not by an earlier attempt."""
     try:
         return path.stat().st_mtime >= time.time() - running_s
     except OSError:
@@ -41,14 +41,14 @@ def _written_by(path: Path, running_s: float) -> bool:
 
 
 def read_steps(directory: Path, total: int, running_s: float) -> Steps | None:
-    """The steps of a running job; None where this attempt has written none yet."""
+    """Reads the steps of a running job; None if this attempt has not written any yet."""
     path = directory / "metrics.jsonl"
     done, pace_s = pace_of(path) if _written_by(path, running_s) else (0, None)
     return Steps(min(done, total), total, pace_s) if done else None
 
 
 def steps_in_log(log: Path, running_s: float) -> Steps | None:
-    """The steps of a base model that is being trained, from the last line of progress in its job's log."""
+    """Reads the steps of a base model in training from the last progress line in its job's log."""
     lines = [match for line in tail(log) if (match := _PROGRESS.match(line))]
     if not lines or not _written_by(log, running_s):
         return None
@@ -58,10 +58,10 @@ def steps_in_log(log: Path, running_s: float) -> Steps | None:
 
 
 def expected_seconds(experiment: Experiment, root: Path) -> dict[str, float]:
-    """Seconds of a job, by rule; rules of which nothing is known are left out.
+    """Estimates the seconds of a job, by rule, without rules about which nothing is known.
 
-    Training is estimated as `troll check` does, for the runs that are missing; the other rules take what
-    they took, by Snakemake's benchmarks, in this experiment or else in any.
+    For training it is the mean estimate of the missing runs, as by `troll check`; for other rules, the median
+    of Snakemake's benchmarks in this experiment, or else in another one.
     """
     measured = {rule: seconds for rule in _MEASURED if (seconds := _measured(root, rule)) is not None}
     held = made(experiment, root)
@@ -74,7 +74,7 @@ def expected_seconds(experiment: Experiment, root: Path) -> dict[str, float]:
     times = [estimate(experiment, run, experiment.training_of(run), seen) for run in missing]
     estimated = [seconds for seconds in times if seconds is not None]
     if estimated and len(estimated) == len(missing):
-        # An estimate is of all jobs of a run.
+        # An estimate covers all jobs of a run.
         others = measured.get("sample", 0.0) + measured.get("grade", 0.0)
         measured["train"] = max(mean(estimated) - others, 1.0)
     return measured

@@ -1,4 +1,4 @@
-"""What the line says, and the few lines that stay: verdicts, failed jobs."""
+"""Texts of the progress line, and of the lines that stay: verdicts and failed jobs."""
 
 import json
 import re
@@ -16,18 +16,19 @@ _TAKEN = re.compile(r"\[base\] .+: taken from ")
 
 
 class Stage(BaseModel):
-    """The stage of `make results` that this run of Snakemake is."""
+    """The stage of `make results` that this Snakemake process runs."""
 
-    title: str = ""  # such as ``look 2``; empty where there is one stage
-    until: float | None = None  # when no further seeds are begun, in seconds since 1970; None where none are
-    last: bool = True  # whether it is the last stage; only after it the log is named
-    # whether it is the first: verdicts that are there before it are those of a release, or of an earlier run,
-    # until its own claims are made
+    title: str = ""  # such as ``look 2``; empty if there is only one stage
+    # when the last further seeds may begin, in seconds since 1970; None if there are no further seeds
+    until: float | None = None
+    last: bool = True  # whether it is the last stage; the path of the log is printed only after that
+    # whether it is the first stage: then existing verdicts are those of a release or an earlier run, and not
+    # shown until new ones are made
     first: bool = True
 
 
 def read_stage(text: str | None) -> Stage:
-    """The stage in the environment; the only one where there is none, or none that can be read."""
+    """Parses the stage in the environment; returns the defaults if it is missing or invalid."""
     try:
         return Stage.model_validate_json(text or "{}")
     except ValueError:
@@ -35,7 +36,7 @@ def read_stage(text: str | None) -> Stage:
 
 
 def line_of(state: State, stage: Stage, claims: str = "", now: float | None = None) -> str:
-    """How far it is, in one line; ``claims`` says how many are decided, ``now`` is seconds since 1970."""
+    """Returns the progress line; ``claims`` says how many are decided, ``now`` is in seconds since 1970."""
     left, at_least, now = state.left(), state.at_least(), time.time() if now is None else now
     parts = [f"{100 * state.share():.0f} %, {state.finished} of {state.total} jobs"]
     if left is not None:
@@ -48,7 +49,7 @@ def line_of(state: State, stage: Stage, claims: str = "", now: float | None = No
     text = head + ", ".join(parts)
     if claims:
         text += f"; {claims}"
-    # Last, because a narrow terminal cuts it off.
+    # Last, because a narrow terminal cuts off the end.
     names = [
         f"{job.name} (step {job.steps.done:,} of {job.steps.total:,})" if job.steps else job.name
         for job in sorted(state.running.values(), key=lambda job: job.started)
@@ -59,7 +60,7 @@ def line_of(state: State, stage: Stage, claims: str = "", now: float | None = No
 
 
 def roughly(seconds: float) -> str:
-    """A time as people say it: ``40 s``, ``12 min``, ``3 h 20 min``, ``2 days 4 h``."""
+    """Formats a rounded time: ``40 s``, ``12 min``, ``3 h 20 min``, ``2 days 4 h``."""
     if seconds < 90:
         return f"{max(round(seconds / 5) * 5, 5)} s"
     minutes = round(seconds / 60)
@@ -73,7 +74,7 @@ def roughly(seconds: float) -> str:
 
 
 def verdicts_in(path: Path) -> dict[str, tuple[str, str]]:
-    """Verdict and sentence of each claim of a ``claims.json``, by id; empty where it cannot be read."""
+    """Reads each claim's verdict and sentence from a ``claims.json``, by id; empty if it cannot be read."""
     try:
         claims = json.loads(path.read_text(encoding="utf-8"))["claims"]
         return {claim["id"]: (str(claim["verdict"]), str(claim["sentence"])) for claim in claims}
@@ -82,7 +83,7 @@ def verdicts_in(path: Path) -> dict[str, tuple[str, str]]:
 
 
 def decided(verdicts: Mapping[str, tuple[str, str]]) -> str:
-    """How many claims that runs speak of have a verdict; empty where runs speak of none."""
+    """Says how many of the claims with runs are decided; empty if no claim has runs."""
     with_runs = [verdict for verdict, _ in verdicts.values() if verdict != "not run"]
     if not with_runs:
         return ""
@@ -90,7 +91,7 @@ def decided(verdicts: Mapping[str, tuple[str, str]]) -> str:
 
 
 def news(old: Mapping[str, tuple[str, str]], new: Mapping[str, tuple[str, str]]) -> Iterator[str]:
-    """The verdicts that have become firm, or are firm no longer, since the last time."""
+    """Yields the verdicts that have changed, unless one kind of undecided has become another."""
     for name, (verdict, sentence) in new.items():
         before = old.get(name, ("not run", ""))[0]
         if verdict != before and not (verdict in _UNDECIDED and before in _UNDECIDED):
@@ -98,7 +99,7 @@ def news(old: Mapping[str, tuple[str, str]], new: Mapping[str, tuple[str, str]])
 
 
 def failure(rule: str, name: str, logs: Sequence[str], aux: Mapping[str, object]) -> Iterator[str]:
-    """What people need of a job that failed: rule, job, log, and the log's last lines."""
+    """Yields the lines about a failed job: rule, job, log path, and the log's last lines."""
     yield f"error: rule {rule} failed" + (f" ({name})" if name and name != rule else "")
     yield from (f"  {key}: {value}" for key, value in aux.items())
     for log in logs:
@@ -107,5 +108,5 @@ def failure(rule: str, name: str, logs: Sequence[str], aux: Mapping[str, object]
 
 
 def taken(logs: Sequence[str]) -> Iterator[str]:
-    """The lines of finished jobs' logs that say of base models that they were taken from the shared place."""
+    """Yields the lines of job logs which say that a base model was taken from the shared cache."""
     yield from (line for log in logs for line in tail(Path(log)) if _TAKEN.match(line))
