@@ -192,7 +192,7 @@ def test_a_partition_with_too_little_memory_is_found(contents, tmp_path):
     experiment = experiment_of(contents)
     (check,) = failed(check_partitions(experiment, tmp_path))
     assert check.key == str(partitions) and "partitions.gpu.max_mem_mb is 50000" in check.found
-    assert "train of models.Llama-3.2-3B asks for 62,000 MB" in check.found
+    assert "train of models.Llama-3.2-3B requests 62,000 MB" in check.found
     limits["gpu"]["max_mem_mb"] = 70_000  # enough for the first attempt, not for the third
     partitions.write_text(yaml.safe_dump({"partitions": limits}))
     checks = check_partitions(experiment, tmp_path)
@@ -244,7 +244,7 @@ def test_what_is_found_is_written_down_told_to_the_doctor_and_is_the_status(cont
     file.write_text(yaml.safe_dump(contents))
     assert CliRunner().invoke(app.app, command).exit_code == 0
     state, found, _ = last_rehearsal(experiment_of(contents), tmp_path)
-    assert state == "note" and found.startswith("of the plan alone (0 of ")
+    assert state == "note" and found.startswith("of the plan only (0 of ")
     path = tmp_path / "rehearsal-small/rehearsal.json"
     whole = json.loads(path.read_text()) | {"runs": 4}
     for report, expected in ((whole, "ok"), (whole | {"only": ["g"]}, "note")):

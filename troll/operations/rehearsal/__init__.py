@@ -1,1 +1,1 @@
-"""`troll rehearse`: an experiment made small by rule, run to its page, and looked at on the way."""
+"""`troll rehearse`: shrinks an experiment, runs it to the final page on a CPU, and checks every stage."""

@@ -1,4 +1,4 @@
-"""The figures of the whole plan, drawn with made-up numbers: whether they can be, and how large they are."""
+"""Checks that all figures of the whole plan can be drawn, with made-up numbers, and are not too large."""
 
 import tempfile
 import time
@@ -20,14 +20,14 @@ from troll.operations.outputs import figures_of
 from troll.operations.rehearsal.report import Check, State, failures_or_ok
 
 _METRICS = tuple(name for name, metric in METRICS.items() if metric.label)
-"""Those that figures show."""
+"""Metrics that figures show."""
 _STEPS, _PROBLEMS = (1, 2, 3), 5
 SECONDS = 30.0
-"""What a figure of a whole plan may take."""
+"""Seconds in which a figure of the whole plan should be drawn."""
 
 
 def made_up(experiment: Experiment) -> Results:
-    """Results of every run of an experiment, with numbers that are made up."""
+    """Makes up results for every run of an experiment."""
     rows = by_batch(
         {"step": step, "rollout_batch": step, "wall_s": 60.0 * step, "source": "train"}
         | {"metric": metric, "value": 0.1 * step}
@@ -47,17 +47,17 @@ def made_up(experiment: Experiment) -> Results:
 
 
 def _filled(frame: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
-    """A table with all columns of a tidy one, empty where nothing was made up."""
+    """Adds the missing columns of a tidy table, with empty values."""
     empty: dict[str, Any] = {"category": "", "bool": False, "Int64": None, "float64": float("nan")}
     missing = {name: empty[kind] for name, kind in columns.items() if name not in frame.columns}
     return frame.assign(**missing)[list(columns)].astype(dict(columns))
 
 
 def check_figures(experiment: Experiment) -> list[Check]:
-    """Draws every figure of the whole plan, and holds each to the limits of size and time."""
+    """Draws every figure of the whole plan, and checks its size and drawing time."""
     begun, results = time.process_time(), made_up(experiment)
-    drawn: dict[Check, int] = {}  # with the height of each
-    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # how large it is, is the question
+    drawn: dict[Check, int] = {}  # with the figure's height
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # else Pillow refuses huge images
     try:
         with tempfile.TemporaryDirectory() as directory:
             for entry, task, stem in figures_of(experiment, experiment.runs()):
@@ -68,7 +68,7 @@ def check_figures(experiment: Experiment) -> list[Check]:
                     width, height = image.size
                 size = f"{width:,} x {height:,} pixels in {seconds:.0f} s"
                 large = max(width, height) > MOST_PIXELS
-                # How long it takes depends on the machine, too: worth a word, but no failure.
+                # The time depends on the machine too, so it is only worth a note.
                 state: State = "failed" if large else "note" if seconds > SECONDS else "ok"
                 size += f"; at most {MOST_PIXELS:,} pixels and {SECONDS:.0f} s" if state != "ok" else ""
                 drawn[Check("figures", state, size, f"figures.{stem}")] = height

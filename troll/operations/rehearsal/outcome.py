@@ -1,4 +1,4 @@
-"""What the runs of a rehearsal did: whether anything was learnt, rules kept their promises, one resumes."""
+"""Checks the results of a rehearsal, such as that policies moved, rules kept their bounds and a run resumes."""
 
 import math
 import os
@@ -30,12 +30,12 @@ from troll.operations.rehearsal.report import Check, failures_or_ok
 from troll.operations.rehearsal.shrink import PROCESSES
 from troll.operations.status import status_of
 
-# The coordinates that failing runs may have in common, the likeliest to be blamed first.
+# The coordinates that failing runs may have in common, likeliest cause first.
 _COORDINATES = ("trust_region", "estimator", "condition", "model", "task")
 _LIMIT_S = 600.0
 _WEIGHTS = "checkpoint/model.safetensors"
 _SHOWN = ("pass@1", "final")
-"""Measures of published tables that every run has."""
+"""Measures in the published tables that every run has."""
 
 
 @dataclass(frozen=True)
@@ -47,35 +47,35 @@ class Done:
 
     @property
     def directory(self) -> Path:
-        """Of the run's results."""
+        """Directory of the run's results."""
         return self.root / "runs" / self.run.run_id
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """Its metrics, one row for each optimiser step."""
+        """The run's metrics, one row per optimiser step."""
         return read_jsonl(self.directory / "metrics.jsonl")
 
     def values(self, name: str) -> list[float]:
-        """A metric in every step that has it."""
+        """Returns a metric's values at all steps that have it."""
         return [float(row[name]) for row in self.rows if row.get(name) is not None]
 
 
 def blamed(bad: Iterable[Run], runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The keys that these runs have in common and no other has; ``training`` if it is all runs.
+    """Groups bad runs by the configuration key that all of them, and no good run, have in common.
 
-    Of runs that have none in common the names.
+    The key is ``training`` if all runs are bad, and the run's name for a run without such a key.
     """
     left = list(bad)
     if len(runs) > 1 and set(left) == set(runs):
         return {"training": list(runs)}
-    runs_by_job: dict[str, list[Run]] = {}
+    runs_by_key: dict[str, list[Run]] = {}
     for coordinate in _COORDINATES:
         for name in dict.fromkeys(getattr(run, coordinate) for run in left):
             having = [run for run in runs if getattr(run, coordinate) == name]
             if len(having) < len(runs) and set(having) <= set(left):
-                runs_by_job[f"{coordinate}s.{name}"] = having
+                runs_by_key[f"{coordinate}s.{name}"] = having
                 left = [run for run in left if run not in having]
-    return runs_by_job | {f"run {run.run_id}": [run] for run in left}
+    return runs_by_key | {f"run {run.run_id}": [run] for run in left}
 
 
 def _each(name: str, bad: Mapping[Run, str], runs: Sequence[Run]) -> list[Check]:
@@ -86,12 +86,12 @@ def _each(name: str, bad: Mapping[Run, str], runs: Sequence[Run]) -> list[Check]
 
 
 def _judged(name: str, bad: Mapping[Run, str], done: Sequence[Done], otherwise: str) -> list[Check]:
-    """A check of all finished runs, of which some are bad for a reason."""
+    """Returns the result of a check on finished runs, given the reason for each bad run."""
     return failures_or_ok(name, _each(name, bad, [item.run for item in done]), otherwise)
 
 
 def check_runs(experiment: Experiment, root: Path) -> list[Check]:
-    """Whether every run, and what follows it, has ended well."""
+    """Checks that all runs and base models are done."""
     runs = experiment.runs()
     reasons = {
         status.name: status.reason or f"is {status.state}"
@@ -107,7 +107,7 @@ def check_runs(experiment: Experiment, root: Path) -> list[Check]:
 
 
 def check_gradients(done: Sequence[Done]) -> list[Check]:
-    """Gradients are finite, and not all zero where rewards differ within a prompt's responses."""
+    """Checks that gradients are finite, and not all zero if rewards differ between responses to a prompt."""
     bad: dict[Run, str] = {}
     for item in done:
         norms = item.values("grad_norm")
@@ -120,18 +120,18 @@ def check_gradients(done: Sequence[Done]) -> list[Check]:
 
 
 def check_policies(done: Sequence[Done]) -> list[Check]:
-    """The weights are others than the base model's."""
+    """Checks that the weights differ from the base model's."""
     bad: dict[Run, str] = {}
     for item in done:
-        base = item.root / BASE / item.run.model / item.run.task / "checkpoint/model.safetensors"
-        before, after = load_file(base), load_file(item.directory / "checkpoint/model.safetensors")
+        base = item.root / BASE / item.run.model / item.run.task
+        before, after = load_file(base / _WEIGHTS), load_file(item.directory / _WEIGHTS)
         if all(before[name].equal(after[name]) for name in before.keys() & after.keys()):
             bad[item.run] = "the policy has not moved"
     return _judged("policies", bad, done, f"{len(done)} moved")
 
 
 def check_projections(experiment: Experiment, done: Sequence[Done]) -> list[Check]:
-    """Where a rule projects, its KL stays within the bound, and the solver has had something to do."""
+    """Checks that rules that project keep the KL within its bound, and that their solver was used."""
     tolerance = Thresholds().kl_violation
     bad: dict[Run, str] = {}
     used: dict[str, float] = {}
@@ -145,9 +145,9 @@ def check_projections(experiment: Experiment, done: Sequence[Done]) -> list[Chec
         if violation > tolerance:
             bad[item.run] = f"the projected KL exceeds its bound by {violation:.2g} nats"
     faults = {
-        name: "the solver was never used: no policy left the ball" for name in used if not used[name]
+        name: "the solver was never used: no policy left the trust region" for name in used if not used[name]
     } | {
-        name: "does not log what it projects"
+        name: "does not log the projected KL"
         for name in (item.run.trust_region for item in done)
         if _projects(experiment.trust_regions[name].rule) and name not in used
     }
@@ -162,15 +162,17 @@ def _projects(rule: str) -> bool:
 
 
 def check_endings(done: Sequence[Done]) -> list[Check]:
-    """Some responses of every model end before their longest length."""
+    """Checks that in every run some responses end before the maximum length."""
     bad = {
-        item.run: "no response has ended" for item in done if min(item.values("truncated"), default=1.0) >= 1
+        item.run: "every response was truncated"
+        for item in done
+        if min(item.values("truncated"), default=1.0) >= 1
     }
     return _judged("endings", bad, done, f"responses ended in {len(done) - len(bad)} of {len(done)} runs")
 
 
 def check_pages(experiment: Experiment, root: Path) -> list[Check]:
-    """The page of the experiment, and of each of its groups, is there."""
+    """Checks that the pages of the experiment and of each of its groups exist."""
     places = {"": root, **{f"group {name}": root / "groups" / name for name in experiment.groups()}}
     missing = [
         Check("pages", "failed", f"{place / 'page.html'} is missing; see the log", key or "experiment")
@@ -181,46 +183,46 @@ def check_pages(experiment: Experiment, root: Path) -> list[Check]:
 
 
 def check_marks(root: Path) -> list[Check]:
-    """Every table and manifest says that it is a rehearsal's."""
+    """Checks that every table and manifest is marked as a rehearsal's."""
     tables = [*root.glob("tables/*.md"), *root.glob("groups/*/tables/*.md")]
     manifests = [*root.glob("runs/*/*/*/*/*/*/manifest.json"), *root.glob("base/*/*/manifest.json")]
     bare = [path for path in tables if REHEARSAL not in path.read_text(encoding="utf-8")]
     bare += [path for path in manifests if not read_json(path)["config"].get("rehearsal")]
-    said = "does not say that it is a rehearsal's"
+    said = "is not marked as a rehearsal's"
     failures = [Check("marks", "failed", said, str(path)) for path in bare[:3]]
-    summary = f"{len(tables)} tables and {len(manifests)} manifests say what they are"
+    summary = f"{len(tables)} tables and {len(manifests)} manifests are marked as a rehearsal's"
     return failures_or_ok("marks", failures, summary)
 
 
 def check_published(experiment: Experiment, done: Sequence[Done], root: Path) -> list[Check]:
-    """The tables of published numbers show runs without their partner."""
+    """Checks that the tables of published numbers show baselines that were run without their method."""
     if not experiment.published or not parts(root):
         return []
     cells = [Cell(**{name: getattr(item.run, name) for name in GROUP}) for item in done]
     failures, lone = [], 0
     for name, section in SECTIONS.items():
         path = root / "tables" / f"published_{name}.csv"
-        if not path.exists():  # which `check_pages` says
+        if not path.exists():  # then `check_pages` has failed
             continue
         frame = pd.read_csv(path)
         for row in section.rows():
             methods = {cell.trust_region for cell in cells if row.holds(cell)}
             if row.method in methods or row.baseline not in methods or row.measure not in _SHOWN:
                 continue
-            if row.method.startswith(row.baseline):  # a variant; its default has rows of its own
+            if row.method.startswith(row.baseline):  # a variant, which need not be run; its default has rows
                 continue
             lone += 1
             rows = frame[(frame["model"] == row.model) & (frame["data"] == row.data.replace("_", " "))]
             rows = rows[rows["estimator"] == row.estimator]
             if rows["baseline"].isna().all():
-                summary = f"{row.baseline} of {row.model} on {row.data} was run, and is not shown"
+                summary = f"{row.baseline} of {row.model} on {row.data} was run, but is not shown"
                 failures.append(Check("published", "failed", summary, f"tables.published_{name}"))
-    summary = f"{len(SECTIONS)} tables; {lone} rows with a baseline alone are shown"
+    summary = f"{len(SECTIONS)} tables; {lone} rows with only a baseline are shown"
     return failures_or_ok("published", failures[:3], summary)
 
 
 def checks_of(experiment: Experiment, root: Path, environment: Mapping[str, str]) -> Iterator[Check]:
-    """All of these, one after the other."""
+    """Yields the results of all checks."""
     every = [Done(run, root) for run in experiment.runs()]
     done = [item for item in every if (item.directory / "manifest.json").exists()]
     yield from check_runs(experiment, root)
@@ -235,7 +237,7 @@ def checks_of(experiment: Experiment, root: Path, environment: Mapping[str, str]
 
 
 def _chosen(done: Sequence[Done]) -> Done | None:
-    """The run with most to resume: one with a rule that projects first, then the most steps."""
+    """Chooses the run to resume: preferably one with a rule that projects, then one with the most steps."""
     alone = [item for item in done if not item.run.condition.endswith(PROCESSES)]
     return max(alone, key=lambda item: (bool(item.values("kl_projected_max")), len(item.rows)), default=None)
 
@@ -253,7 +255,7 @@ def _train(item: Done, directory: Path, environment: Mapping[str, str]) -> "subp
 def _training(
     item: Done, directory: Path, environment: Mapping[str, str]
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that trains; in the end it is killed with all that it has started, should it still live."""
+    """Yields a training process; kills it and its children at the end if it is still running."""
     process = _train(item, directory, environment)
     try:
         yield process
@@ -277,10 +279,10 @@ def check_resuming(done: Sequence[Done], environment: Mapping[str, str]) -> list
         deadline = time.monotonic() + _LIMIT_S
         while not any(directory.glob("trainer/checkpoint-*/complete.json")):
             if process.poll() is not None or time.monotonic() > deadline:
-                return [Check("resuming", "failed", f"has left no checkpoint; see {log}", key)]
+                return [Check("resuming", "failed", f"wrote no checkpoint; see {log}", key)]
             time.sleep(0.002)
     if (directory / "manifest.json").exists():
-        return [Check("resuming", "note", "the run was over before it could be killed", key)]
+        return [Check("resuming", "note", "the run ended before it could be killed", key)]
     with _training(item, directory, environment) as process, suppress(subprocess.TimeoutExpired):
         process.wait(timeout=_LIMIT_S)
     if process.returncode:
@@ -297,7 +299,7 @@ def _compared(item: Done, directory: Path, key: str) -> Check:
         step = next(
             (row["step"] for row, other in zip(theirs, ours, strict=False) if row != other), len(ours)
         )
-        return Check("resuming", "failed", f"killed and resumed, its metrics differ from step {step} on", key)
+        return Check("resuming", "failed", f"after a kill, its metrics differ from step {step} on", key)
     if sha256_of_file(directory / _WEIGHTS) != sha256_of_file(item.directory / _WEIGHTS):
-        return Check("resuming", "failed", "killed and resumed, it ends with other weights", key)
+        return Check("resuming", "failed", "after a kill, its final weights differ", key)
     return Check("resuming", "ok", f"{item.run.run_id}, killed and resumed, equals the undisturbed run")

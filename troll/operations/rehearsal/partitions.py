@@ -1,4 +1,4 @@
-"""Whether the jobs of an experiment fit into the partitions that a SLURM profile names."""
+"""Checks whether the jobs of an experiment fit into the partitions of a SLURM profile."""
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -17,11 +17,11 @@ from troll.operations.rehearsal.report import Check, State, failures_or_ok
 PROFILE = Path("workflow/profiles/slurm")
 _NAME = "partitions"
 _KEY = "slurm-partition-config"
-_LARGE_MB = 64_000  # what about any node of a cluster has
+_LARGE_MB = 64_000  # memory that nearly every cluster node has
 
 
 def requests(experiment: Experiment, attempt: int) -> dict[tuple[str, str], Request]:
-    """What the jobs ask for, by rule and the key that decides it; the largest of each."""
+    """Returns the largest request of each kind of job, by workflow rule and the key that determines it."""
     by_kind: dict[tuple[str, str], Request] = {}
     shared = experiment.evaluation.engine_options.get("tensor_parallel_size", 1)
     for run in experiment.runs():
@@ -42,13 +42,13 @@ def requests(experiment: Experiment, attempt: int) -> dict[tuple[str, str], Requ
 
 
 def _partitions(profile: Path) -> tuple[Path, list[Any]]:
-    """The profile's file of partitions, and what the executor plugin reads in it."""
+    """Returns the profile's partition file, and its partitions as read by the executor plugin."""
     from snakemake_executor_plugin_slurm.partitions import read_partition_file
     from snakemake_interface_common.exceptions import WorkflowError
 
     settings = read_yaml(profile / "config.yaml", "profile")
     if not isinstance(settings, dict) or _KEY not in settings:
-        raise UserError(f"{profile / 'config.yaml'}: {_KEY} is missing; it names the file of the partitions")
+        raise UserError(f"{profile / 'config.yaml'}: {_KEY} is missing; set it to the partition file")
     path = Path(settings[_KEY])
     try:
         return path, read_partition_file(path)
@@ -57,14 +57,14 @@ def _partitions(profile: Path) -> tuple[Path, list[Any]]:
 
 
 def _fits(partition: Any, rule: str, request: Request) -> bool:
-    """Whether the plugin would put a job there; it reads no more of a job than this."""
+    """Whether the plugin would put a job into a partition; it reads only these attributes of a job."""
     asked = {"mem_mb": request.memory_mb, "runtime": request.minutes, "gpu": request.gpus}
     job = SimpleNamespace(name=rule, threads=request.threads, resources=asked)
     return partition.score_job_fit(job) is not None
 
 
 def _too_small(partition: Any, rule: str, request: Request) -> list[str]:
-    """The limits of a partition that keep a job out, whatever the others are."""
+    """Returns the limits of a partition that, each on its own, keep a job out."""
     limits = partition.limits
     names = [field.name for field in fields(limits) if field.name.startswith("max_")]
     lifted = {name: 10**9 if name == "max_gpu" else inf for name in names}
@@ -83,7 +83,7 @@ def _failures(experiment: Experiment, path: Path, partitions: list[Any]) -> Iter
             if (rule, key) in said or any(_fits(partition, rule, request) for partition in partitions):
                 continue
             said.add((rule, key))
-            # The partition that was meant: with GPUs if the job asks for some, and fewest limits broken.
+            # The closest partition: with GPUs if the job needs some, and with the fewest limits exceeded.
             tight = {item.name: _too_small(item, rule, request) for item in partitions}
             nearest = min(
                 partitions,
@@ -93,23 +93,23 @@ def _failures(experiment: Experiment, path: Path, partitions: list[Any]) -> Iter
                 f"partitions.{nearest.name}.{name} is {getattr(nearest.limits, name):g}"
                 for name in tight[nearest.name]
             )
-            asks = f"{request.memory_mb:,} MB, {request.minutes:,} minutes, {request.threads} threads"
-            asks += f" and {request.gpus} GPUs" if request.gpus else ""
+            needs = f"{request.memory_mb:,} MB, {request.minutes:,} minutes, {request.threads} threads"
+            needs += f" and {request.gpus} GPUs" if request.gpus else ""
             what = f"{rule} of {key}" if key else rule
             when = f" at attempt {attempt}" if attempt > 1 else ""
             state: State = "failed" if attempt == 1 else "note"
-            yield Check(_NAME, state, f"{what} asks for {asks}{when}; {limits}", str(path))
+            yield Check(_NAME, state, f"{what} requests {needs}{when}; {limits}", str(path))
 
 
 def check_partitions(experiment: Experiment, profile: Path = PROFILE) -> list[Check]:
-    """Every kind of job against the partitions, by the executor plugin's own rule."""
+    """Checks every kind of job against the partitions, using the executor plugin's own criteria."""
     try:
         path, partitions = _partitions(profile)
     except ImportError:
-        return [Check(_NAME, "note", "snakemake-executor-plugin-slurm is not installed; not looked at")]
+        return [Check(_NAME, "note", "not checked: snakemake-executor-plugin-slurm is not installed")]
     asked = requests(experiment, 1)
     most = max(request.memory_mb for request in asked.values())
-    words = f"has no max_mem_mb; jobs ask for up to {most:,} MB"
+    words = f"has no max_mem_mb; jobs request up to {most:,} MB"
     told = [
         Check(_NAME, "note", f"partitions.{item.name} {words}", str(path))
         for item in partitions

@@ -1,4 +1,4 @@
-"""What a rehearsal has to say: a line for each check, and rehearsal.json, which `troll doctor` reads."""
+"""The report of a rehearsal: a line for each check, and rehearsal.json, which `troll doctor` reads."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,50 +12,50 @@ from troll.experiment.experiment import Experiment
 
 State = Literal["ok", "note", "failed"]
 PREFIX = "rehearsal-"
-"""Before the experiment's name: results/rehearsal-<name>, which no pattern on the real results matches."""
+"""Prefix of the experiment's name, which keeps results/rehearsal-<name> apart from the real results."""
 REPORT = "rehearsal.json"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
-    state: State  # ``ok``; ``note``: good to know, and no fault; ``failed``: the experiment would fail
+    state: State  # ``ok``; ``note``: no problem, but good to know; ``failed``: the experiment would fail
     found: str
-    key: str = ""  # the place in a configuration file that decides it; empty where all is well
+    key: str = ""  # the configuration key, file or run that the finding is about; empty for ``ok``
 
     def line(self) -> str:
-        """The check as a line of text."""
+        """Formats the check as a line of text."""
         mark = "FAILED" if self.state == "failed" else self.state
         return f"{mark:8}{self.name:18}{self.key}{': ' if self.key else ''}{self.found}"
 
 
 def failures_or_ok(name: str, failures: Iterable[Check], otherwise: str) -> list[Check]:
-    """The failures and notes of a check; without a failure, with the line that all is well."""
+    """Returns a check's failures and notes; if none failed, adds an ``ok`` with the text ``otherwise``."""
     checks = list(failures)
     return checks if failed(checks) else [*checks, Check(name, "ok", otherwise)]
 
 
 def failed(checks: Sequence[Check]) -> list[Check]:
-    """Those that failed."""
+    """Returns the checks that failed."""
     return [check for check in checks if check.state == "failed"]
 
 
 def root_of(name: str, results: Path) -> Path:
-    """The directory of the rehearsal of the experiment of this name."""
+    """Returns the directory of the rehearsal of the experiment ``name``."""
     return results / f"{PREFIX}{name}"
 
 
 def digest_of(experiment: Experiment) -> str:
-    """What shows whether a rehearsal was of the experiment as it is."""
+    """Returns a digest that changes with the experiment's settings."""
     return digest_of_json(experiment.model_dump(mode="json"))
 
 
 def last_rehearsal(
     experiment: Experiment, results: Path
 ) -> tuple[Literal["ok", "note", "missing"], str, str]:
-    """What the last rehearsal of an experiment has found: state, words, and what to do about it."""
+    """Returns state, finding and fix, for `troll doctor`, from an experiment's last rehearsal."""
     again = "troll rehearse FILE"
     try:
         report = read_json(root_of(experiment.experiment, results) / REPORT)
@@ -68,9 +68,9 @@ def last_rehearsal(
     if not same:
         return "note", f"of another version of the file ({summary})", again
     if not passed:
-        return "missing", f"{len(bad)} checks failed ({summary}): {named}", f"mend that, and {again}"
+        return "missing", f"{len(bad)} checks failed ({summary}): {named}", f"fix these, then run {again}"
     if not report["runs"]:
-        return "note", f"of the plan alone ({summary})", again
+        return "note", f"of the plan only ({summary})", again
     if report["only"]:
-        return "note", f"passed, of {', '.join(report['only'])} alone ({summary})", again
+        return "note", f"passed, for {', '.join(report['only'])} only ({summary})", again
     return "ok", f"passed, {summary}", ""

@@ -1,4 +1,4 @@
-"""Rehearses an experiment: looks at its plan, runs it small through the workflow, looks at what came out."""
+"""Rehearses an experiment: checks its plan, runs a small version through the workflow, checks the results."""
 
 import os
 import shutil
@@ -46,17 +46,17 @@ def rehearse(
     cores: int = 1,
     profile: Path = PROFILE,
 ) -> list[Check]:
-    """Rehearses an experiment, says what it finds line by line, and writes rehearsal.json.
+    """Rehearses an experiment, prints a line for each check, and writes rehearsal.json.
 
-    ``only`` names groups of runs, none for all; ``full`` takes every run instead of a pairwise cover, and
-    ``keep`` leaves runs, base models and data of a passed rehearsal where they are. ``profile`` is the
-    directory of the Snakemake profile with the partitions that the jobs must fit.
+    ``only`` are groups of runs, empty for all runs; ``full`` takes every run instead of a pairwise cover;
+    ``keep`` does not delete runs, base models and data if all checks pass; ``plan_only`` skips the workflow;
+    ``profile`` is the Snakemake profile with the partitions that the jobs must fit.
     """
     from troll.operations.rehearsal.figures import check_figures
 
     begun = time.monotonic()
     root = root_of(experiment.experiment, results)
-    if not plan_only:  # before anything else: the workflow runs in a checkout, and writes below its results/
+    if not plan_only:  # the workflow runs in a checkout, and writes to its results/
         in_checkout("rehearse")
         if results.resolve() != Path("results").resolve():
             raise UserError(f"--results: the workflow writes to results/, not to {results}; leave it out")
@@ -72,7 +72,7 @@ def rehearse(
             say(check.line())
 
     say(f"rehearsal of {experiment.experiment}: {len(runs)} of {len(planned)} runs, in {root}")
-    tell([Check("tasks", "note", f"left out, {why}", f"tasks.{task}") for task, why in skipped.items()])
+    tell([Check("tasks", "note", f"skipped: {why}", f"tasks.{task}") for task, why in skipped.items()])
     tell(check_models(experiment, planned))
     tell(check_templates(experiment, planned))
     checks, absent = check_data(experiment, planned)
@@ -91,7 +91,7 @@ def rehearse(
         )
         for check in checks_of(small, root, environment):
             tell([check])
-        if ended.status and not failed(said):  # otherwise they say why it ended
+        if ended.status and not failed(said):  # a failed check explains the status
             words = f"ended with status {ended.status}: {ended.last}"
             tell([Check("workflow", "failed", words, str(log))])
     left_out = not_covered(experiment, runs, planned, absent, plan_only=plan_only)
@@ -128,19 +128,17 @@ def not_covered(
     *,
     plan_only: bool,
 ) -> list[str]:
-    """What a rehearsal cannot show, in words."""
-    gaps = ["every run: only the plan was looked at"] if plan_only else []
+    """Lists in words what a rehearsal does not cover."""
+    gaps = ["every run: only the plan was checked"] if plan_only else []
     gaps += list(_NEVER_COVERED)
     hubs = hubs_of(experiment, planned)
-    strangers = [name for name, hub in hubs.items() if source_of(hub.id).directory is None]
-    if strangers:
-        gaps.append(f"real tokenizers of {len(strangers)} of {len(hubs)} models")
+    substituted = [name for name, hub in hubs.items() if source_of(hub.id).directory is None]
+    if substituted:
+        gaps.append(f"real tokenizers of {len(substituted)} of {len(hubs)} models")
     if absent:
         gaps.append(f"real rows of {', '.join(absent)}")
     if len(runs) < len(planned) and not plan_only:
-        gaps.append(
-            f"{len(planned) - len(runs)} of {len(planned)} runs, because other runs cover all their pairs"
-        )
+        gaps.append(f"{len(planned) - len(runs)} of {len(planned)} runs, as others cover all their pairs")
     if experiment.tracking not in ("none", "tensorboard"):
         gaps.append(experiment.tracking)
     if experiment.public_data is not None and experiment.public_data.audit != "none":
@@ -151,10 +149,13 @@ def not_covered(
 def _prepare(
     experiment: Experiment, runs: Sequence[Run], root: Path, absent: Sequence[str]
 ) -> tuple[Experiment, dict[str, str]]:
-    """Writes the small experiment and what replaces models and data.
+    """Writes the small experiment and the substitutes for models and data; returns it and the environment.
 
-    Leftovers of a rehearsal of other settings or other source are removed; those of one that was interrupted
-    are gone on with.
+    Removes the files of an earlier rehearsal with other settings or other source code; resumes one that was
+    interrupted.
+
+    Raises:
+        UserError: if the directory is not a rehearsal's.
     """
     from troll.common.hub import MIRROR
     from troll.common.lock_file import LOCK_VARIABLE, MODELS, lock_path
@@ -171,7 +172,7 @@ def _prepare(
     made_from = {"digest": digest_of_json(identity)}
     if root.exists() and not (state.exists() and read_json(state) == made_from):
         if not (root / _FILE).exists() and not (root / REPORT).exists():
-            raise UserError(f"{root}: is not a rehearsal's; move it out of the way")
+            raise UserError(f"{root}: is not the directory of a rehearsal; move it away")
         shutil.rmtree(root)
     models, rows = root / _SUBSTITUTES / "models", root / _SUBSTITUTES / "rows"
     write_text(root / _FILE, yaml.safe_dump(contents, sort_keys=False, allow_unicode=True))
@@ -180,7 +181,7 @@ def _prepare(
     write_models(models, experiment, runs, testbed.TOKENIZER_TASKS)
     lock = root / _SUBSTITUTES / "data.lock.json"
     pinned = read_json(lock_path()) if lock_path().exists() else {}
-    # Of models it says what their substitutes are not.
+    # Without the pins of models, which do not apply to their substitutes.
     write_json(lock, {name: pinned[name] for name in pinned if not name.startswith(MODELS)})
     write_json(state, made_from)
     environment = os.environ | {

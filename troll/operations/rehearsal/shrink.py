@@ -1,4 +1,4 @@
-"""Makes an experiment small by rule: few runs, with the same keys and names and with other numbers."""
+"""Shrinks an experiment for a rehearsal: fewer runs and smaller numbers, with the same keys and names."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,24 +14,21 @@ from troll.operations.rehearsal.sources import as_hub
 COORDINATES = ("model", "task", "trust_region", "estimator", "condition")
 Pair = tuple[str, str, str, str]
 PROCESSES = "processes"
-"""Ends the name of the condition under which one run keeps its number of processes."""
+"""Suffix of the name of the condition under which one run keeps its number of processes."""
 
 _RESPONSE_TOKENS = 16
 _SUPERVISED_STEPS, _SUPERVISED_BATCH = 2, 4
 _SPLITS = {"train": 24, "validation": 4, "test": 4}
 _SUITE = 2
 _FIXED = {"rollout_batches": 2, "max_response_tokens": _RESPONSE_TOKENS, "checkpoint_every": 1, "gpus": 0}
-# What the smallest run gets; others in proportion, so that mini-batches and staleness keep their shape.
+# The smallest run's sizes; others are in proportion, which keeps the ratios of mini-batches and staleness.
 _SMALLEST = {"prompts_per_batch": 4, "responses_per_prompt": 2, "mini_batches": 4}
-# Random models have to move within a few steps: far enough to leave a ball of 0.25 nats.
+# Large enough for random models to leave a trust region of 0.25 nats within a few steps.
 _LEARNING_RATE, _LARGEST_RATE, _CRITIC_RATE = 0.02, 0.1, 0.01
 
 
 def pairs_of(run: Run) -> set[Pair]:
-    """Every pair of coordinates of a run, as (coordinate, name, coordinate, name).
-
-    A name alone is in each of its pairs; the suites that a run is evaluated on go with its task.
-    """
+    """Returns every pair of coordinates of a run, as (coordinate, name, coordinate, name)."""
     return {
         (first, getattr(run, first), second, getattr(run, second))
         for first, second in combinations(COORDINATES, 2)
@@ -39,10 +36,10 @@ def pairs_of(run: Run) -> set[Pair]:
 
 
 def cover(runs: Sequence[Run]) -> list[Run]:
-    """Runs that together have every pair that all runs have, found greedily; in the order of the matrix.
+    """Chooses runs that together have all pairs of these runs, greedily; returns them in their given order.
 
-    The greedy choice takes at most ln(n) + 1 times as many as the fewest possible, n being the number of
-    pairs of one run (Chvatal 1979, set cover). A run whose pairs others have is left out again.
+    The greedy set cover has at most ln(n) + 1 times as many runs as the smallest one, n being the number of
+    pairs of one run (Chvatal 1979). Chosen runs that later choices made redundant are dropped.
     """
     pairs = {run: pairs_of(run) for run in runs}
     missing: set[Pair] = set().union(*pairs.values())
@@ -57,7 +54,7 @@ def cover(runs: Sequence[Run]) -> list[Run]:
 
 
 def selection(experiment: Experiment, groups: Iterable[str] = (), *, full: bool = False) -> list[Run]:
-    """The runs of a rehearsal, of the experiment's first seed: a cover, or all of them."""
+    """Selects the runs of a rehearsal among those of the first seed: a pairwise cover, or all (``full``)."""
     names = list(groups)
     runs = [run for run in experiment.runs(names) if run.seed == experiment.seeds[0]]
     if full:
@@ -72,27 +69,27 @@ def selection(experiment: Experiment, groups: Iterable[str] = (), *, full: bool 
 
 @dataclass(frozen=True)
 class Scale:
-    """By how much the numbers of an experiment shrink."""
+    """The factors by which the numbers of an experiment shrink."""
 
     divisors: Mapping[str, tuple[int, int]]  # (divide by, multiply by) of prompts, responses and mini-batches
     learning_rate: float  # factor
     tokens: float  # factor of ``micro_batch_tokens``
-    response: float  # factor of lengths that belong to ``max_response_tokens``
+    response: float  # factor of lengths relative to ``max_response_tokens``
 
     def count(self, key: str, value: int) -> int:
-        """A number of prompts, responses or mini-batches, made small."""
+        """Shrinks a number of prompts, responses or mini-batches."""
         divide, multiply = self.divisors[key]
         return max(1, value * multiply // divide)
 
     def more_prompts(self, training: Training, processes: int = 1) -> int:
-        """How many times as many prompts it takes for responses to divide into mini-batches and processes."""
+        """Returns the factor on prompts with which responses divide into mini-batches and processes."""
         parts = self.count("mini_batches", training.mini_batches) * training.micro_batches * processes
         responses = self.count("prompts_per_batch", training.prompts_per_batch)
         responses *= self.count("responses_per_prompt", training.responses_per_prompt)
         return parts // gcd(parts, responses)
 
     def training(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings of training, or overrides of some of them, made small key by key."""
+        """Shrinks training settings, or overrides of them, key by key."""
         return {key: self._value(key, value) for key, value in settings.items()}
 
     def _value(self, key: str, value: Any) -> Any:
@@ -116,11 +113,11 @@ class Scale:
 
 
 def scale_of(trainings: Sequence[Training], reference: Training) -> Scale:
-    """The factors for these runs.
+    """Returns the factors for these runs.
 
-    Prompts, responses and mini-batches are divided by what they have in common over all runs, and the
-    smallest becomes 4, 2 and 4 where that much is in common. Should responses then not divide into
-    mini-batches, as they do in the experiment, all runs get more prompts.
+    Prompts, responses and mini-batches are divided by their greatest common divisor over all runs, and
+    multiplied by its common divisor with 4, 2 and 4. If responses then do not divide into mini-batches, all
+    runs get more prompts.
     """
     divisors = {}
     for key, smallest in _SMALLEST.items():
@@ -141,12 +138,12 @@ def scale_of(trainings: Sequence[Training], reference: Training) -> Scale:
 
 
 def _per_step(sizes: Mapping[str, int]) -> float:
-    """Responses of an optimiser step."""
+    """Returns the responses per optimiser step."""
     return sizes["prompts_per_batch"] * sizes["responses_per_prompt"] / sizes["mini_batches"]
 
 
 def shrink(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
-    """An experiment file with these runs alone, small enough for a laptop."""
+    """Returns the contents of an experiment file with only these runs, small enough for a laptop."""
     trainings = {run: experiment.training_of(run) for run in runs}
     scale = scale_of(list(trainings.values()), experiment.training)
 
@@ -187,7 +184,7 @@ def shrink(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
         small["public_data"] = public | {"audit": "none", "problems": _SUITE, "max_tokens": _RESPONSE_TOKENS}
     _shorten_warmup(small, trainings)
     several = [run for run, training in trainings.items() if training.gpus > 1]
-    if several:  # the run with fewest, which projects if any does, keeps its number of processes
+    if several:  # one run keeps its number of processes: the one with fewest, if possible one that projects
         projecting = [run for run in several if run.trust_region.startswith("troll")]
         kept = min(projecting or several, key=lambda run: trainings[run].gpus)
         _add_processes(small, kept, trainings[kept], scale)
@@ -196,7 +193,7 @@ def shrink(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
 
 def _task(experiment: Experiment, name: str, prompts: int, scale: Scale) -> dict[str, Any]:
     task = experiment.tasks[name]
-    # Twice the prompts of a batch: some are left out for their length.
+    # Twice the prompts of a batch, as too long ones are dropped.
     smallest = _SPLITS | {"train": max(_SPLITS["train"], 2 * prompts)}
     sizes = {}
     for split, count in smallest.items():
@@ -233,7 +230,7 @@ def _rule(rule: Any, scale: Scale) -> dict[str, Any]:
 
 
 def _blocks(experiment: Experiment, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """A block for each run and group, so that the matrix has these runs and no others."""
+    """Returns a block for each run and group, so that the matrix has exactly these runs."""
     groups = experiment.groups()
     named = [(name, run) for name, members in groups.items() for run in members if run in runs]
     grouped = {run for _, run in named}
@@ -254,7 +251,7 @@ def _cost(cost: CostBenchmark | None) -> dict[str, Any] | None:
 
 
 def _shorten_warmup(small: dict[str, Any], trainings: Mapping[Run, Training]) -> None:
-    """One step of critic warm-up where there are more, those of an estimator's recipe included.
+    """Limits critic warm-up to one step, also where an estimator's recipe sets it.
 
     PPO-max warms up for 8 steps, which is as long as a whole rehearsal.
     """
@@ -267,7 +264,7 @@ def _shorten_warmup(small: dict[str, Any], trainings: Mapping[Run, Training]) ->
 
 
 def _add_processes(small: dict[str, Any], run: Run, training: Training, scale: Scale) -> None:
-    """Adds the run that keeps its number of processes: a condition of its own, prompts for all of them."""
+    """Adds the run that keeps its number of processes, with its own condition and prompts for all of them."""
     prompts = scale.count("prompts_per_batch", training.prompts_per_batch)
     prompts *= scale.more_prompts(training, training.gpus)
     name = f"{run.condition}-{training.gpus}-{PROCESSES}"

@@ -1,7 +1,6 @@
-"""Where the data, models and chat templates of an experiment come from, and whether there is such a place.
+"""Finds the sources of an experiment's data, models and chat templates, without downloading anything.
 
-Nothing is downloaded. What is on this machine is used; of the rest the hub is asked whether it has it, and
-where the hub cannot be reached, the names that are known here count.
+What is not on this machine is looked up on the hub; if that cannot be reached, in known_models.yaml.
 """
 
 import json
@@ -30,7 +29,7 @@ from troll.tasks.datasets.load import load, mirror_of
 from troll.training.wheel_model import kept_at
 
 Kind = Literal["here", "hub", "known", "package", "nowhere"]
-"""On this machine; on the hub, which was asked; known by name; left to pip; none of these."""
+"""On this machine; found on the hub; in known_models.yaml; in a package for pip to download; none of these."""
 
 _KNOWN = Path(__file__).with_name("known_models.yaml")
 _hub_answers = cache(hub_answers)
@@ -39,7 +38,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a model of the hub by its name: see known_models.yaml."""
+    """An entry of known_models.yaml."""
 
     architecture: str
     tied: bool
@@ -48,7 +47,7 @@ class Known:
 
 @cache
 def known_models() -> dict[str, Known]:
-    """The models of known architecture, by id."""
+    """Reads the models of known architecture, by id."""
     return {name: Known(*facts) for name, facts in read_yaml(_KNOWN, "list of models").items()}
 
 
@@ -58,8 +57,8 @@ class Source:
 
     id: str  # ``owner/name``
     kind: Kind  # see `Kind`
-    directory: Path | None = None  # of its configuration and tokenizer, where they are here
-    template: bool | None = None  # whether it has a chat template; None where nobody knows
+    directory: Path | None = None  # of its configuration and tokenizer, if on this machine
+    template: bool | None = None  # whether it has a chat template; None if unknown
 
 
 def _has_template(directory: Path) -> bool:
@@ -73,9 +72,9 @@ def _has_template(directory: Path) -> bool:
 
 
 def ask_hub(kind: Literal["models", "datasets"], name: str) -> bool | None:
-    """Whether the hub has a repository; None where it cannot be reached.
+    """Whether the hub has a repository; None if it cannot be reached.
 
-    It answers 401 for what does not exist, and to people who have not logged in for some that does.
+    Its answer 401 counts as no: it stands for missing repositories, and for some that require a login.
     """
     if _hub_answers():
         return None
@@ -90,32 +89,32 @@ def ask_hub(kind: Literal["models", "datasets"], name: str) -> bool | None:
 
 
 def source_of(model_id: str) -> Source:
-    """Where a pretrained model comes from."""
+    """Finds the source of a pretrained model."""
     if model_id in _packages:
         return _packages[model_id]
     config = config_of(model_id)
     if config is not None and any(config.with_name(name).exists() for name in _TOKENIZERS):
         return Source(model_id, "here", config.parent, _has_template(config.parent))
-    wheel_model = known_models().get(model_id)
+    known = known_models().get(model_id)
     answer = ask_hub("models", model_id)
-    template = wheel_model.template if wheel_model else None
+    template = known.template if known else None
     if answer is not None:
         return Source(model_id, "hub" if answer else "nowhere", None, template)
-    return Source(model_id, "known" if wheel_model else "nowhere", None, template)
+    return Source(model_id, "known" if known else "nowhere", None, template)
 
 
 def hubs_of(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Hub]:
-    """The pretrained models of these runs, by their name in the file; a package's with an id of our own.
-
-    A rehearsal's substitutes are all models of one mirror.
-    """
+    """Returns the pretrained models of these runs, by name; those from packages get an id by `as_hub`."""
     names = dict.fromkeys(run.model for run in runs)
     hubs = {name: as_hub(experiment.models[name]) for name in names}
     return {name: hub for name, hub in hubs.items() if hub is not None}
 
 
 def as_hub(model: ModelSettings) -> Hub | None:
-    """A pretrained model as one of the hub, ``wheel/<package>-<version>-<digest>`` for a package's."""
+    """Returns a pretrained model as a hub model, so that all substitutes are hub models in one mirror.
+
+    A model from a package gets the id ``wheel/<package>-<version>-<digest>``.
+    """
     if (wheel := model.wheel) is None:
         return model.hub
     version = re.sub(r"[^A-Za-z0-9.]", "-", wheel.version)
@@ -126,7 +125,7 @@ def as_hub(model: ModelSettings) -> Hub | None:
 
 
 _packages: dict[str, Source] = {}
-"""Sources of packages by the ids that `as_hub` gave them."""
+"""Sources of models from packages, by the ids that `as_hub` gave them."""
 
 
 def _nowhere(model_id: str) -> str:
@@ -135,15 +134,15 @@ def _nowhere(model_id: str) -> str:
 
 
 def check_models(experiment: Experiment, runs: Sequence[Run]) -> list[Check]:
-    """Whether every model is somewhere."""
+    """Checks that every pretrained model has a source."""
     sources = {name: source_of(hub.id) for name, hub in hubs_of(experiment, runs).items()}
     if not sources:
         return []
     words = {
         "here": "on this machine",
         "hub": "on the hub",
-        "known": "known by name, the hub was not reached",
-        "package": "in a package, which pip was not asked for",
+        "known": "known by name (the hub cannot be reached)",
+        "package": "in a package (not looked up)",
     }
     kinds = [source.kind for source in sources.values()]
     counted = [f"{kinds.count(kind)} {text}" for kind, text in words.items() if kind in kinds]
@@ -156,7 +155,7 @@ def check_models(experiment: Experiment, runs: Sequence[Run]) -> list[Check]:
 
 
 def check_templates(experiment: Experiment, runs: Sequence[Run]) -> list[Check]:
-    """Whether every model has a chat template, or the file says that it needs none."""
+    """Checks that every pretrained model has a chat template, or is configured to use none."""
     hubs = hubs_of(experiment, runs)
     if not hubs:
         return []
@@ -171,11 +170,11 @@ def check_templates(experiment: Experiment, runs: Sequence[Run]) -> list[Check]:
             elif source.template is False:
                 problem = f"{source.id} has no chat template"
         elif source.template is False:
-            problem = f"{hub.id} has no chat template, so that its prompts are plain text"
-            if "chat_template_of" in hub.model_fields_set:  # null: its prompts are to be plain text
-                state, problem = "note", f"{problem}, as the file says"
+            problem = f"{hub.id} has no chat template, so its prompts are plain text"
+            if "chat_template_of" in hub.model_fields_set:  # an explicit null
+                state, problem = "note", f"{problem}, as configured"
             else:
-                problem += "; name a model that has one, or write null if that is meant"
+                problem += "; set it to a model that has one, or to null if plain text is intended"
         if problem:
             failures.append(Check("chat templates", state, problem, f"models.{name}.hub.chat_template_of"))
     others = sum(hub.chat_template_of is not None for hub in hubs.values())
@@ -183,9 +182,9 @@ def check_templates(experiment: Experiment, runs: Sequence[Run]) -> list[Check]:
 
 
 def check_data(experiment: Experiment, runs: Sequence[Run]) -> tuple[list[Check], list[str]]:
-    """Reads every part of the data that is here, and looks for a source of the others.
+    """Reads the public data sets that are on this machine, and looks for sources of the others.
 
-    Returns what was found, and the sets that are not here, which are replaced by built-in rows.
+    Returns the checks, and the sets that are not on this machine, which built-in rows replace.
     """
     failures: list[Check] = []
     absent: list[str] = []
@@ -198,7 +197,7 @@ def check_data(experiment: Experiment, runs: Sequence[Run]) -> tuple[list[Check]
         except UserError as error:
             return [Check("data", "failed", str(error), "TROLL_DATA_MIRROR")], absent
         try:
-            if mirrored or item.evalplus is None:  # it would download its sets
+            if mirrored or item.evalplus is None:  # evalplus would download its sets
                 for split in splits:
                     load(name, split)
                 continue
@@ -209,14 +208,14 @@ def check_data(experiment: Experiment, runs: Sequence[Run]) -> tuple[list[Check]
         absent.append(name)
         repositories = {piece.repository for part in item.parts.values() for piece in part.hub}
         if not repositories and item.evalplus is None:
-            failures.append(Check("data", "failed", f"{name} is on no hub and in no mirror", key))
+            failures.append(Check("data", "failed", f"{name} is in no mirror, and not on the hub", key))
         failures += [
             Check("data", "failed", f"the hub has no data set {repository}", key)
             for repository in sorted(repositories)
             if ask_hub("datasets", repository) is False
         ]
     if absent:
-        words = f"not here, built-in rows used instead: {', '.join(absent)}"
+        words = f"not on this machine, replaced by built-in rows: {', '.join(absent)}"
         failures.insert(0, Check("data", "note", words))
     if not needed:
         return [], absent

@@ -1,8 +1,8 @@
-"""What replaces models and public data sets that cannot be had.
+"""Writes substitutes for the models of a rehearsal, and for public data sets that are not on this machine.
 
-Models are tiny random ones of the same architecture, in a mirror of their own; rows are sums and one-line
-functions in the form in which the source has them, so that a rehearsal reads, converts, selects and grades
-them as it would the real ones.
+Models are replaced by tiny random ones of the same architecture, in a separate mirror. Rows are replaced by
+sums and one-line functions in the format of the source, so that a rehearsal reads, converts, selects and
+grades them like the real ones.
 """
 
 import json
@@ -21,8 +21,7 @@ from troll.tasks.datasets import convert
 from troll.tasks.datasets.catalogue import DATA_SETS, DataSet
 from troll.training.tokenizer import make_tokenizer
 
-# Enough for 256 that are kept for validation where the source has no such split, a third that is for testing,
-# and what is trained on.
+# Enough for training, a third for testing, and 256 for validation if the source has no such split.
 _ROWS = 900
 
 Row = dict[str, Any]
@@ -40,19 +39,19 @@ _OWN: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 32},
     "gemma3_text": {"query_pre_attn_scalar": 32},
 }
-# Of a real configuration: what is no setting of a small one, or would not fit two layers.
+# Keys of a real configuration that are not settings of a small one, or do not fit its two layers.
 _LEFT_OUT = ("model_type", "quantization_config", "torch_dtype", "no_rope_layers", "max_window_layers")
 _VOCABULARY, _CONTEXT = 512, 8192
 _DEMONSTRATIONS = 3000
-# A token ends a response with this chance, so that about four in five responses of 16 tokens end.
+# Probability of the end of text at each token, so that about four in five responses of 16 tokens end.
 _END = 0.1
-# Random embeddings are so small that every policy would be uniform.
+# Factor on random embeddings, which are so small that the policy would be uniform.
 _SHARPEN = 4.0
 TEMPLATE = "{% for message in messages %}<{{ message.role }}> {{ message.content }}\n{% endfor %}<assistant> "
 
 
 def write_models(directory: Path, experiment: Experiment, runs: Sequence[Run], tasks: Iterable[str]) -> None:
-    """Writes a mirror (`troll.common.hub.MIRROR`) with a substitute for every model of the hub."""
+    """Writes a mirror (`troll.common.hub.MIRROR`) with a substitute for every pretrained model."""
     for seed, hub in enumerate(hubs_of(experiment, runs).values()):
         for model_id in dict.fromkeys((hub.id, hub.chat_template_of)):
             weights = model_id == hub.id
@@ -74,7 +73,7 @@ def _write(path: Path, source: Source, of_tokenizer: Path, seed: int, *, weights
         return
     tokenizer = AutoTokenizer.from_pretrained(of_tokenizer)
     if source.directory is None:
-        # What nobody knows of has one: the check of the templates says so where it is known to have none.
+        # An unknown model gets a template: `check_templates` reports models that are known to have none.
         tokenizer.chat_template = None if source.template is False else TEMPLATE
     config = _config(source, tokenizer)
     with fresh_directory(path) as directory:
@@ -88,7 +87,7 @@ def _write(path: Path, source: Source, of_tokenizer: Path, seed: int, *, weights
 
 
 def _config(source: Source, tokenizer: Any) -> Any:
-    """A small configuration of the same architecture; of Qwen3's where none is known."""
+    """Returns a small configuration of the same architecture; Qwen3's if that is unknown."""
     settings: dict[str, Any]
     if source.directory is not None:
         facts = json.loads((source.directory / "config.json").read_text(encoding="utf-8"))
@@ -98,8 +97,8 @@ def _config(source: Source, tokenizer: Any) -> Any:
             settings["layer_types"] = real["layer_types"][: _SIZES["num_hidden_layers"]]
         vocabulary = max(int(real.get("vocab_size", 0)), len(tokenizer))
     else:
-        bundled = known_models().get(source.id)
-        kind, tied = (bundled.architecture, bundled.tied) if bundled else ("qwen3", True)
+        known = known_models().get(source.id)
+        kind, tied = (known.architecture, known.tied) if known else ("qwen3", True)
         settings, vocabulary = {**_SIZES, "tie_word_embeddings": tied}, len(tokenizer)
     settings |= {
         **_OWN.get(kind, {}),
@@ -113,11 +112,11 @@ def _config(source: Source, tokenizer: Any) -> Any:
 
 
 def random_model(config: Any, end: int, seed: int) -> Any:
-    """A model with random weights that is neither uniform nor endless.
+    """Returns a model with random weights whose policy is not uniform and whose responses end.
 
-    All input embeddings share a direction, which the residual stream carries to the head, where the end of
-    text answers to it: in every place it has about one chance in ten. With tied embeddings the direction
-    adds the same to all other logits.
+    All input embeddings share a direction, which the residual stream carries to the head. There the row of
+    the end of text (``end``) is aligned with it, which gives it a probability of about 0.1 at every position.
+    With tied embeddings the shared direction adds the same to all other logits.
     """
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -141,7 +140,7 @@ def random_model(config: Any, end: int, seed: int) -> Any:
 
 
 def _forms(number: int) -> Mapping[convert.Convert, Row]:
-    """A row in the form that each converter reads."""
+    """Returns a row in the format of each converter."""
     left, right, name = 3 + number, 5 + 7 * number, f"add_{number}"
     question, answer = f"What is {left} plus {right}?", str(left + right)
     boxed = f"\\boxed{{{answer}}}"
@@ -185,7 +184,7 @@ def _forms(number: int) -> Mapping[convert.Convert, Row]:
 
 def _evalplus(number: int, owner: str) -> Row:
     name, body = f"add_{number}", f"    return x + {number}\n"
-    whole = owner == "Mbpp"  # its solutions are whole functions, HumanEval's go on from the prompt
+    whole = owner == "Mbpp"  # its solutions are whole functions; HumanEval's continue the prompt
     head = f"def {name}(x: int) -> int:\n"
     docstring = f'    """Add {number} to a number."""\n'
     return {
@@ -205,18 +204,17 @@ def _evalplus(number: int, owner: str) -> Row:
 
 def _rows(item: DataSet) -> list[Row]:
     if item.convert is convert.evalplus:
-        # Numbers that no real task has: evalplus treats some by number.
+        # No real task has these numbers, some of which evalplus treats specially.
         owner = "HumanEval" if item.name.startswith("humaneval") else "Mbpp"
         return [_evalplus(number, owner) for number in range(9000, 9020)]
-    numbers = range(1, 975) if item.convert is convert.mbpp else range(_ROWS)  # the former split by number
+    numbers = range(1, 975) if item.convert is convert.mbpp else range(_ROWS)  # MBPP is split by number
     return [_forms(number)[item.convert] for number in numbers]
 
 
 def write_rows(name: str, directory: Path) -> None:
     """Writes rows for every split of a data set: ``<directory>/<name>/<split>.jsonl``.
 
-    Splits that the source tells apart by number or column get all rows, of which the loader takes its own;
-    others get rows of their own.
+    Splits that the loader selects by number or column get all rows; others get separate rows.
     """
     item = DATA_SETS[name]
     rows = _rows(item)
@@ -227,5 +225,5 @@ def write_rows(name: str, directory: Path) -> None:
         del parts["train"][tested]
     for split, chosen in parts.items():
         write_jsonl(directory / name / f"{split}.jsonl", chosen)
-    if name == "humaneval":  # its tests are those of HumanEval+
+    if name == "humaneval":  # graded with the tests of HumanEval+
         write_rows("humaneval+", directory)
