@@ -1,4 +1,4 @@
-"""What an experiment file may hold: a JSON schema for editors, a page for people; both from the settings."""
+"""Generates the JSON schema of experiment files, for editors, and the reference page, from the settings."""
 
 import inspect
 import json
@@ -16,7 +16,7 @@ from troll.tasks.registry import get_task, task_names
 
 
 def schema_text() -> str:
-    """The JSON schema of experiment files with the settings of tasks, rules and estimators, as text."""
+    """Returns the JSON schema of experiment files, including the settings of tasks, rules and estimators."""
     schema = Experiment.model_json_schema()
     sections = schema["properties"]
     sections["tasks"]["properties"] = {
@@ -39,7 +39,7 @@ def schema_text() -> str:
 
 
 def _settings_schema(entry: Any) -> dict[str, Any]:
-    """The JSON schema of the settings of a task, a rule or an estimator, without headings."""
+    """Returns the JSON schema of the settings of a task, rule or estimator, without titles."""
     schema = entry.model.model_json_schema()
     settings = {
         name: {key: value for key, value in setting.items() if key != "title"}
@@ -49,7 +49,7 @@ def _settings_schema(entry: Any) -> dict[str, Any]:
 
 
 def _parts(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models inside of an annotation."""
+    """Yields the pydantic models in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):
@@ -63,7 +63,7 @@ def _default(field: FieldInfo) -> str:
     if isinstance(value, BaseModel):
         return "its defaults"
     if isinstance(value, list) and value and isinstance(value[0], BaseModel):
-        return "one block of everything"
+        return "one block with everything"
     return "none" if value is None else f"`{_plain(value)}`"
 
 
@@ -74,7 +74,7 @@ def _plain(value: Any) -> str:
 
 
 def _table(headings: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """A table of Markdown; ``headings`` are joined by its bars."""
+    """Yields the lines of a Markdown table; ``headings`` are separated by bars."""
     yield f"| {headings} |"
     yield "|" + " --- |" * (1 + headings.count("|"))
     for row in rows:
@@ -91,7 +91,7 @@ def _section(model: type[BaseModel]) -> list[str]:
 
 
 def _rules() -> Iterator[str]:
-    """The registered rules, estimators and tasks with their settings."""
+    """Yields the lines about the registered rules, estimators and tasks with their settings."""
     tasks = {name: get_task(name) for name in task_names()}
     registries: dict[str, Mapping[str, Any]] = {"Trust regions": TRUST_REGIONS, "Estimators": ESTIMATORS}
     for title, registry in (registries | {"Tasks": tasks}).items():
@@ -107,7 +107,7 @@ def _rules() -> Iterator[str]:
 
 
 def setting_table(entries: Mapping[str, Any], kind: str = "rule") -> Iterator[str]:
-    """A table of the settings of rules, estimators or tasks."""
+    """Yields the lines of a table of the settings of rules, estimators or tasks."""
     rows = [
         (
             f"`{name}`",
@@ -124,23 +124,23 @@ def setting_table(entries: Mapping[str, Any], kind: str = "rule") -> Iterator[st
 
 _HEAD = """# Configuration
 
-Everything that an experiment file may hold. This page is generated from the models that check the file, by
-`make docs`. `troll check FILE` checks a file, and answers an unknown key with the nearest right one. Editors
-that know YAML schemas (VS Code with the YAML extension, for instance) complete and check keys as you type, by
+All keys of an experiment file. `make docs` generates this page from the models that validate the file.
+`troll check FILE` validates a file and suggests the closest valid key for an unknown one. Editors that
+support YAML schemas (such as VS Code with the YAML extension) complete and check keys as you type, thanks to
 the first line of the files in `workflow/config/`.
 
-`training` holds the settings of every run. A model, a task, a trust region, an estimator (`training:` inside
-of their block) and a condition may override single keys of it, in this order. The estimators `ppo-max` and
-`ppo-max-code` bring a critic, a regulariser and other settings (`troll/experiment/recipes.py`), which take
-the place of those in `training`; to change one, write it into their block, as in
-`training: {regulariser: null}`. `matrix` lists blocks of runs; left out, every combination is run.
+`training` contains the settings of every run. A model, a task, a trust region and an estimator (by
+`training:` in their block) and a condition can override single keys, in this order. The estimators `ppo-max`
+and `ppo-max-code` set a critic, a regulariser and other keys (`troll/experiment/recipes.py`), which override
+those in `training`; to change one, set it in their block, as in `training: {regulariser: null}`. `matrix`
+lists blocks of runs; without it, every combination is run.
 
-Tables below: a key, what it takes, its default and what it means. `none` is written `null` in YAML.
+Each table lists keys with their types, defaults and meanings. `none` is written `null` in YAML.
 """
 
 
 def reference() -> str:
-    """The page docs/configuration.md."""
+    """Returns the page docs/configuration.md."""
     models: dict[type[BaseModel], None] = {}
     waiting: list[type[BaseModel]] = [Experiment]
     while waiting:

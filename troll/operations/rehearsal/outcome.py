@@ -1,4 +1,4 @@
-"""Checks the results of a rehearsal, such as that policies moved, rules kept their bounds and a run resumes."""
+"""Checks the results of a rehearsal: policies moved, rules kept their bounds, a run resumes, and others."""
 
 import math
 import os

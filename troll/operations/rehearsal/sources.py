@@ -29,7 +29,7 @@ from troll.tasks.datasets.load import load, mirror_of
 from troll.training.wheel_model import kept_at
 
 Kind = Literal["here", "hub", "known", "package", "nowhere"]
-"""On this machine; found on the hub; in known_models.yaml; in a package for pip to download; none of these."""
+"""On this machine; found on the hub; in known_models.yaml; in a package left to pip; none of these."""
 
 _KNOWN = Path(__file__).with_name("known_models.yaml")
 _hub_answers = cache(hub_answers)
