@@ -27,7 +27,7 @@ def claims_of(experiment: Experiment) -> list[Claim]:
 
 
 def without_runs(claims: Sequence[Claim], experiment: Experiment) -> list[Claim]:
-    """Returns the claims that no run is about: it lacks the method, or the baseline in the same setting.
+    """Returns the claims without runs: no run has the method, or none has the baseline in the same setting.
 
     Whether a claim's other needs are met shows only after the runs: enough seeds, its metric, and for claims
     at equal KL a baseline with as small a KL.

@@ -1,4 +1,4 @@
-"""What has tables, figures, verdicts and a page of its own: an experiment, or a named group of its runs."""
+"""Parts of an experiment with their own tables, figures, verdicts and page: the whole, and named groups."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class Output:
     """A file that Snakemake's report shows."""
 
     path: str
-    caption: str  # name of its text
-    labels: dict[str, str]  # what the report's list says of it
+    caption: str  # name of the caption
+    labels: dict[str, str]  # shown in the report's list
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,59 +31,59 @@ class Part:
 
     @property
     def directory(self) -> str:
-        """Gets everything that is made from these runs."""
+        """Directory of everything that is made from these runs."""
         root = self.targets.root
         return root if self.group is None else f"{root}/groups/{self.group}"
 
     @property
     def logs(self) -> str:
-        """Gets the logs."""
+        """Directory of the logs."""
         logs = f"{self.targets.root}/logs"
         return logs if self.group is None else f"{logs}/groups/{self.group}"
 
     def rule(self, name: str) -> str:
-        """The name of a rule; that of a group has a dash, which the name of a group cannot have."""
+        """Returns a rule's name for this part; it is unique, as group names cannot contain a dash."""
         return name if self.group is None else f"{name}-{self.group}"
 
     @property
     def runs(self) -> list[Run]:
-        """The runs that can be made on this machine."""
+        """Runs that this machine can make."""
         return self.targets.runs if self.group is None else self.targets.groups[self.group]
 
     def inputs(self, wildcards: Wildcards) -> list[str]:
-        """What the tidy table is made from; an error where none of the runs can be made on this machine."""
+        """Files that the tidy table is made from; raises a UserError if this machine can make no run."""
         if not self.runs:
             raise UserError(f"group {self.group}: none of its tasks can be run on this machine")
         return self.targets.files_of(self.runs)
 
     @property
     def mark(self) -> list[str]:
-        """What makes a fresh clone train the runs instead of believing the tables that it came with.
+        """Mark file that makes a fresh clone train the runs instead of accepting the tables in git.
 
-        The tables of an experiment are tracked by git, and the runs behind them are not: no more is the mark
-        among the runs. Those of a group are not tracked either.
+        An experiment's tables are tracked by git; its runs, and this mark among them, are not. A group needs
+        no mark, because its tables are not tracked.
         """
         return [self.targets.collected] if self.group is None else []
 
     @property
     def tidy(self) -> list[str]:
-        """The tidy table, unless finished runs are kept in it: Snakemake removes outputs before a job."""
+        """The tidy table as an output; none for an archive, as Snakemake deletes outputs before a job."""
         kept = self.group is None and self.targets.experiment.archive
         return [] if kept else [f"{self.directory}/tidy/all.parquet"]
 
     def plan(self, wildcards: Wildcards) -> str:
-        """What is planned: runs of skipped tasks too, so that tables can name them."""
+        """The plan; it includes runs of skipped tasks, so that tables can name them."""
         groups = [] if self.group is None else [self.group]
         return settings_file("plan", self.targets.plan_of(self.targets.experiment.runs(groups)))
 
     @property
     def markdown(self) -> list[str]:
-        """The page of an experiment that is read where its results are kept."""
+        """The experiment's README.md in its results; none for a group."""
         return [f"{self.directory}/README.md"] if self.group is None else []
 
     @property
     def tables(self) -> list[Output]:
-        """The tables, for programs."""
+        """The tables as CSV."""
         return [
             Output(f"{self.directory}/tables/{entry.name}.csv", entry.caption, {"table": entry.title})
             for entry in entries_of("table", self.targets.experiment, self.runs, self.group)
@@ -91,7 +91,7 @@ class Part:
 
     @property
     def tables_in_markdown(self) -> list[str]:
-        """The tables as people read them where the results are kept."""
+        """The tables as Markdown."""
         return [f"{table.path.removesuffix('.csv')}.md" for table in self.tables]
 
     @property
@@ -110,7 +110,7 @@ class Part:
         return figures_of(self.targets.experiment, self.runs, self.group)
 
     def report_options(self, wildcards: Wildcards) -> list[str]:
-        """What `troll job report` is to make."""
+        """Options of `troll job report` that list what to make."""
         tables = entries_of("table", self.targets.experiment, self.runs, self.group)
         options = [f"--table {entry.name}" for entry in tables]
         options += [f"--figure {entry.name}{f':{task}' * bool(task)}" for entry, task, _ in self._figures()]
@@ -120,5 +120,5 @@ class Part:
 
 
 def parts_of(targets: Targets) -> list[Part]:
-    """The whole experiment, then its groups."""
+    """Returns the whole experiment and then its groups."""
     return [Part(targets), *(Part(targets, group) for group in targets.groups)]
