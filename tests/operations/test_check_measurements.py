@@ -41,7 +41,7 @@ def test_another_verdict_than_the_reports_is_refused(graders):
     report = json.loads((graders / "audit.json").read_text())
     report["cases"][0]["rate"] = 0.25
     (graders / "audit.json").write_text(json.dumps(report))
-    with pytest.raises(UserError, match=r"graders: audit\.csv, audit\.md: differ from what the data"):
+    with pytest.raises(UserError, match=r"graders: audit\.csv, audit\.md: not what the data"):
         check_measurements(graders)
 
 
@@ -57,7 +57,7 @@ def test_what_was_changed_by_hand_is_named_and_can_be_written_again(measured, pa
     text = (measured / path).read_text()
     assert old in text
     (measured / path).write_text(text.replace(old, new))
-    with pytest.raises(UserError, match=rf"measured: {path}: differ from what the data beside them give"):
+    with pytest.raises(UserError, match=rf"measured: {path}: not what the data beside them give"):
         check_measurements(measured)
     assert check_measurements(measured, write=True) == [measured / path]
     assert (measured / path).read_text() == text
@@ -149,7 +149,7 @@ def test_the_page_of_a_gpu_says_what_was_measured_met_failed_and_left_out(tmp_pa
     ):
         assert line in text, f"{line} not in\n{text}"
     (tmp_path / "README.md").write_text(text.replace("missed", "met"))
-    with pytest.raises(UserError, match=r"README\.md: differ from what the data beside them give"):
+    with pytest.raises(UserError, match=r"README\.md: not what the data beside them give"):
         check_measurements(tmp_path)
 
 

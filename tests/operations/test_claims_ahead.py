@@ -125,7 +125,8 @@ def test_claims_with_runs_are_none_of_these(write):
         ),
         (
             {"metric": "math-eval/pass@1"},
-            "metric: runs here do not report math-eval/pass@1; evaluate_on gives aime24/pass@1, aime24/pass@2",
+            "metric: runs here do not report math-eval/pass@1; evaluate_on gives aime24/pass@1, "
+            "aime24/pass@2",
         ),
         (
             {"metric": "mean/kept_mas"},

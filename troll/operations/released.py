@@ -50,7 +50,7 @@ def check_measurements(directory: Path, *, write: bool = False) -> list[Path]:
     if different:
         names = ", ".join(str(path.relative_to(directory)) for path in different)
         raise UserError(
-            f"{directory}: {names}: differ from what the data beside them give; "
+            f"{directory}: {names}: not what the data beside them give; "
             f"`troll release check {directory} --write` updates them"
         )
     return compared
