@@ -235,7 +235,7 @@ def test_learning_rates_that_leave_no_room_for_a_space_are_named(own_rules):
     rules = {name: rule | {"learning_rates": [1e-4, 3e-4]} for name, rule in PROTOCOL["rules"].items()}
     rules["none"]["learning_rates"] = PROTOCOL["rules"]["none"]["learning_rates"]
     path.write_text(yaml.safe_dump(PROTOCOL | {"rules": rules, "learning_rates": [1e-4, 2e-4, 3e-4]}))
-    with pytest.raises(UserError, match=r"no number of values gives, with 3 learning rates, the 4 trials"):
+    with pytest.raises(UserError, match=r"with 3 learning rates, no number of values gives the 4 trials"):
         rank(f"{own_rules}:soft_wall", ["coefficient=1,2"], path)
 
 

@@ -759,9 +759,7 @@ def test_a_rehearsal_has_a_substitute_with_the_tokenizer_where_it_is_known(tiny,
         write_models(out, experiment, runs, testbed.TOKENIZER_TASKS)
         return load_policy_tokenizer(out / model.hub.id)
 
-    assert [check.found for check in check_models(experiment, runs)] == [
-        "1 in a package, which pip was not asked for"
-    ]
+    assert [check.found for check in check_models(experiment, runs)] == ["1 in a package (not looked up)"]
     assert rehearsed(tmp_path / "unknown").chat_template != TEMPLATE
     linked(tiny, tmp_path / "base")
     assert [check.found for check in check_models(experiment, runs)] == ["1 on this machine"]

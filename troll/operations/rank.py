@@ -163,7 +163,7 @@ def _check_space(space: Mapping[str, Sequence[Any]], rule: str, protocol: Protoc
     expected, rest = divmod(protocol.trials, rates)
     if rest:
         raise UserError(
-            f"rank: --space: no number of values gives, with {rates} learning rates, the "
+            f"rank: --space: with {rates} learning rates, no number of values gives the "
             f"{protocol.trials} trials of every rule; leave it out"
         )
     what = "value" if len(space) == 1 else "combination"
