@@ -249,5 +249,5 @@ def test_a_setting_may_have_the_name_of_a_method_but_not_a_hidden_one():
         """Nothing."""
 
     assert settings_of("rule", rule).completed("rule", {"copy": 3}) == {"copy": 3, "model_size": 2.0}
-    with pytest.raises(UserError, match="rule: setting '_x' has to begin with a letter"):
+    with pytest.raises(UserError, match="rule: setting '_x' must begin with a letter"):
         settings_of("rule", hidden)

@@ -250,12 +250,12 @@ def test_a_place_that_cannot_be_written_is_one_line(troll, tmp_path):
     result = troll("job", "problems", "--config", str(config), "--out", "/dev/null/p")
     assert result.returncode == 1
     where = "/dev/null/p/train.jsonl"
-    assert result.stderr == f"error: {where}: cannot be written (Not a directory); name another place\n"
+    assert result.stderr == f"error: {where}: cannot be written (Not a directory); choose another path\n"
 
 
 def test_a_full_disk_is_one_line():
     error = OSError(errno.ENOSPC, "No space left on device")
-    assert in_a_line(error) == "no space left on the disk; free some, and give the same command again"
+    assert in_a_line(error) == "no space left on the disk; free some, and run the same command again"
     assert in_a_line(OSError(errno.EIO, "broken")) is None
 
 

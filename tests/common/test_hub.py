@@ -153,7 +153,9 @@ def test_two_processes_that_pin_at_once_lose_nothing(lock):
     lock_file.pin("models/owner/b", "bbb", "files", {"config.json": {"bytes": 1, "sha256": "y"}})
     lock_file.pin("owner/a", "aaa", "parts", {"train": facts})
     assert set(json.loads(lock.read_text())) == {"owner/a", "models/owner/b"}
-    with pytest.raises(UserError, match=r"owner/a: .*has meanwhile got revision aaa; run this again"):
+    with pytest.raises(
+        UserError, match=r"owner/a: another process pinned revision aaa in .*; run this again"
+    ):
         lock_file.pin("owner/a", "ccc", "parts", {"other": facts})
 
 

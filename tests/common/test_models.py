@@ -59,16 +59,16 @@ def _without_a_tensor(path):
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda path: path.write_bytes(b""), "not a model that can be loaded"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-5000]), "not a model that can be loaded"),
-        (lambda path: path.write_bytes(b"garbage" * 100), "not a model that can be loaded"),
-        (lambda path: path.unlink(), "not a model that can be loaded"),
-        (lambda path: path.with_name("config.json").write_text("["), "not a model that can be loaded"),
+        (lambda path: path.write_bytes(b""), "cannot be loaded as a model"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-5000]), "cannot be loaded as a model"),
+        (lambda path: path.write_bytes(b"garbage" * 100), "cannot be loaded as a model"),
+        (lambda path: path.unlink(), "cannot be loaded as a model"),
+        (lambda path: path.with_name("config.json").write_text("["), "cannot be loaded as a model"),
         (
             lambda path: path.with_name("config.json").write_text("[" * 10**5),
-            "not a model that can be loaded",
+            "cannot be loaded as a model",
         ),
-        (_without_a_tensor, "has no weights for .*q_proj.*; they would be random"),
+        (_without_a_tensor, "has no weights for .*q_proj.*, which would be random"),
     ],
 )
 def test_broken_weights_are_one_line(tiny_base, tmp_path, damage, said):

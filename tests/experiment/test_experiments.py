@@ -401,7 +401,7 @@ def test_no_group_can_have_the_name_of_a_rule(repository):
 def test_a_key_that_is_there_twice_is_refused(repository, tmp_path):
     path = tmp_path / "twice.yaml"
     path.write_text((repository / TESTBED).read_text() + "seeds: [3]\n")
-    with pytest.raises(UserError, match=r"twice\.yaml: not YAML \(line \d+, .* key 'seeds' is there twice"):
+    with pytest.raises(UserError, match=r"twice\.yaml: not YAML \(line \d+, .* duplicate key 'seeds'"):
         load_experiment(path)
 
 

@@ -112,7 +112,10 @@ def test_a_launched_run_is_warned_saves_and_goes_on(two, run_data, tiny_base, tm
     command = run_cases.command(out, tiny_base, run_data)
     if not torch.cuda.device_count():
         refused = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-        assert refused.returncode == 1 and "training.gpus is 2, but this machine shows none" in refused.stderr
+        assert (
+            refused.returncode == 1
+            and "training.gpus is 2, but the number of visible GPUs is 0" in refused.stderr
+        )
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TROLL_ALLOW_CPU": "1"}
     settings = {"env": environment, "stderr": subprocess.PIPE, "text": True}
     launched = subprocess.Popen(command, **settings)

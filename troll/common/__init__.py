@@ -1,1 +1,1 @@
-"""What every room may use: errors, files, seeds, progress, signals, the hub and its lock file."""
+"""Helpers for every subpackage: errors, files, seeds, progress, signals, the hub and its lock file."""

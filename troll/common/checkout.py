@@ -1,4 +1,4 @@
-"""Which commit the source is, that runs and reports of problems name."""
+"""The git commit of the source, which runs and problem reports record."""
 
 import subprocess
 from collections.abc import Iterable
@@ -6,18 +6,18 @@ from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
 DIRTY = "-dirty"
-"""Marks a commit whose source was changed."""
+"""Suffix of a commit whose tracked source files have uncommitted changes."""
 
 
 def commit_of(root: Path = _ROOT) -> str | None:
-    """The commit that the source was checked out at, marked with `DIRTY` where tracked files differ from it.
+    """Returns the commit that is checked out, with the suffix `DIRTY` if tracked files differ from it.
 
-    Files below ``results/`` are not source: released ones are tracked, and a run of the workflow writes them
-    anew before its last runs have begun.
+    Files below ``results/`` do not count: released results are tracked, and a workflow rewrites them before
+    its last runs start.
 
     Returns:
-        The full hash; None outside of git. An installed package may be below somebody else's checkout, whose
-        commit says nothing of it, so that `root` itself has to be one.
+        The full hash; None if `root` itself is not a checkout. An installed package may lie below an
+        unrelated checkout, whose commit says nothing about it.
     """
     head = _git(root, "rev-parse", "HEAD")
     changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)results")
@@ -25,12 +25,12 @@ def commit_of(root: Path = _ROOT) -> str | None:
 
 
 def is_committed(paths: Iterable[Path], root: Path = _ROOT) -> bool:
-    """Whether files and directories are as the commit has them, without changes and without new files."""
+    """Whether files and directories equal those of the commit, without changes and without new files."""
     return _git(root, "status", "--porcelain", "--untracked-files=normal", "--", *map(str, paths)) == ""
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git says; None where it fails, or `root` is no checkout."""
+    """Returns the output of a git command; None if it fails or `root` is not a checkout."""
     if not (root / ".git").exists():
         return None
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]

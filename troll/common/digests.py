@@ -1,4 +1,4 @@
-"""Digests of files: what a directory held when it was written, and what is wrong with it now."""
+"""Digests of files, by which later changes of a written directory are found."""
 
 import hashlib
 import json
@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any
 
 Facts = Mapping[str, Mapping[str, Any]]
-"""``bytes`` and ``sha256`` of files, by their path inside of a directory."""
+"""``bytes`` and ``sha256`` of files, by their path relative to a directory."""
 
 
 def digest_of_json(value: Any) -> str:
-    """SHA-256 of a value as sorted JSON."""
+    """Returns the SHA-256 of a value as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def sha256_of_file(path: Path) -> str:
-    """SHA-256 of a file's content; it may be larger than memory."""
+    """Returns the SHA-256 of a file, which may be larger than memory."""
     with path.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def sha256_of_files(paths: Iterable[Path], root: Path) -> str:
-    """Digest of file names relative to ``root`` and of their contents, in sorted order."""
+    """Returns one digest of the names relative to ``root`` and the contents of files, in sorted order."""
     digest = hashlib.sha256()
     for path in sorted(paths):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0")
@@ -31,7 +31,7 @@ def sha256_of_files(paths: Iterable[Path], root: Path) -> str:
 
 
 def facts_of(directory: Path, leave_out: Collection[str] = ()) -> dict[str, dict[str, Any]]:
-    """Size and digest of every file in a directory and below."""
+    """Returns size and digest of every file in and below a directory, except those named in ``leave_out``."""
     return {
         path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of_file(path)}
         for path in sorted(directory.rglob("*"))
@@ -40,7 +40,7 @@ def facts_of(directory: Path, leave_out: Collection[str] = ()) -> dict[str, dict
 
 
 def damage(directory: Path, facts: Facts) -> str | None:
-    """What is wrong with the files of a directory, if anything is; sizes are looked at first."""
+    """Describes the first difference between files and their recorded facts; None if they are intact."""
     for name, recorded in facts.items():
         path = directory / name
         if not path.is_file():

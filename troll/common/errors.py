@@ -1,4 +1,4 @@
-"""Errors that a user can mend."""
+"""Errors that the user can fix, and the wording of common ones."""
 
 import difflib
 from collections.abc import Iterable
@@ -13,27 +13,27 @@ class UserError(Exception):
 
 
 NOT_FINITE = "not_finite"
-"""In the manifest of a run that stopped for it: the optimiser step; in metrics.jsonl: 1 in that line."""
+"""Key for a non-finite loss: its optimiser step in the manifest, 1 in that step's line of metrics.jsonl."""
 
 
-class NotFinite(UserError):  # noqa: N818 - as Stopped, it says what happened
-    """A loss, or a value of the critic, is not finite, and training cannot go on."""
+class NotFinite(UserError):  # noqa: N818 - named after what happened, like Stopped
+    """Training cannot continue because the loss or a value of the critic is not finite."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """The end of a message: "; did you mean 'clip'?" with the valid name most like this one, or nothing."""
+    """Returns the hint "; did you mean 'clip'?" with the most similar valid name, or an empty string."""
     close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def unknown(what: str, name: str, valid: Iterable[str]) -> str:
-    """The message "unknown name 'clap'; valid: clip, troll; did you mean 'clip'?" ("none" where none is)."""
+    """Returns the message "unknown rule 'clap'; valid: clip, troll; did you mean 'clip'?"."""
     names = list(valid)
     return f"unknown {what} {name!r}; valid: {', '.join(names) or 'none'}{nearest(name, names)}"
 
 
 def check_known(what: str, names: Iterable[str], valid: Iterable[str]) -> None:
-    """Refuses a name that is not among the valid ones."""
+    """Raises `UserError` for the first name that is not valid."""
     known = list(valid)
     for name in names:
         if name not in known:
@@ -41,11 +41,11 @@ def check_known(what: str, names: Iterable[str], valid: Iterable[str]) -> None:
 
 
 class Stopped(Exception):  # noqa: N818 - nothing is wrong
-    """A signal ended the work; the same command resumes it.
+    """A signal stopped the work; the same command resumes it.
 
     Attributes:
-        signal: its number.
-        status: the exit status that says so (EX_TEMPFAIL of sysexits.h): neither success nor failure.
+        signal: the signal's number.
+        status: the exit status, EX_TEMPFAIL of sysexits.h: neither success nor failure.
     """
 
     status = 75

@@ -1,4 +1,4 @@
-"""What pydantic refuses, as one line: field, what is wrong, and what would be right."""
+"""One-line messages for pydantic's validation errors: field, what is wrong, what would be right."""
 
 import re
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from pydantic import BaseModel, Tag, ValidationError
 
 from troll.common.errors import UserError, unknown
 
-_SHOWN = 100  # characters of a value that a message quotes
-# Errors of pydantic's that the words of `takes` answer.
+_SHOWN = 100  # maximum number of characters of a quoted value
+# Suffixes of pydantic's error types whose message states what the field takes (see `takes`).
 _ANSWERED = ("_type", "_parsing", "_than", "_than_equal", "_number", "_from_float", "literal_error")
 
 
 def takes(annotation: Any, bounds: Sequence[Any] = ()) -> str:
-    """What an annotation allows, in words: "a number >= 0 or infinity", "one of 'k1', 'k2', or none"."""
+    """Describes what an annotation allows: "a number >= 0 or infinity", "one of 'k1', 'k2', or none"."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         inner = [part for item in arguments[1:] for part in getattr(item, "metadata", [item])]
@@ -61,7 +61,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def validated(model: type[_Model], value: object, where: object) -> _Model:
-    """The model of a value, or a UserError that begins with where the value stands."""
+    """Validates a value against a model; the `UserError` for an invalid one starts with ``where``."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -69,8 +69,8 @@ def validated(model: type[_Model], value: object, where: object) -> _Model:
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """The first problem of a validation error as one line: field, what is wrong, what would be right."""
-    # A renamed key is both missing and unknown: the unknown one tells more.
+    """Describes the first problem of a validation error in one line; ``prefix`` is the path to the model."""
+    # A misspelt key is reported as missing and as unknown; the latter is more helpful.
     first = min(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")
     kind, location, value = first["type"], first["loc"], first["input"]
     if kind == "extra_forbidden":
@@ -83,7 +83,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     if kind == "too_short":
         has, needs = first["ctx"]["actual_length"], first["ctx"]["min_length"]
         return f"{where}: {f'has {has}' if has else 'is empty'}; at least {needs} needed"
-    # What is wrong with the whole names its own keys; the caller says what the whole is.
+    # An error of the whole model has no field: its message names the keys, the caller the model.
     head = f"{where}: " if where else ""
     inner = _model_in(annotation)
     if kind in ("model_type", "model_attributes_type") and inner is not None:
@@ -107,7 +107,7 @@ def _unknown_key(parents: Sequence[str], key: str, owner: type[BaseModel] | None
 
 
 def _walk(annotation: Any, location: Sequence[int | str]) -> tuple[list[str], Any]:
-    """The keys of a location, and the annotation there; the branches of a union are no keys."""
+    """Returns the keys of a location, without the tags of unions, and the annotation there."""
     keys: list[str] = []
     for part in location:
         step = _step_into(annotation, part)
@@ -119,7 +119,7 @@ def _walk(annotation: Any, location: Sequence[int | str]) -> tuple[list[str], An
 
 
 def _step_into(annotation: Any, part: int | str) -> tuple[Any, bool] | None:
-    """The annotation of a key, an item or a kind (of a tagged union), and whether it is a key."""
+    """Returns the annotation of a key, an item or a tag of a union, and whether it counts as a key."""
     origin, options = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _step_into(options[0], part)
@@ -133,21 +133,21 @@ def _step_into(annotation: Any, part: int | str) -> tuple[Any, bool] | None:
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model that an annotation is, or that it is but for none."""
+    """Returns the model in an annotation such as ``Model | None``; None if there is none."""
     while not isinstance(annotation, type) and get_args(annotation):
         annotation = get_args(annotation)[0]
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
 def _as_number(value: Any, words: str) -> str:
-    """A hint where a number came as text, as YAML takes 1e-3."""
+    """Returns a hint if text reads like a number, because YAML parses 1e-3 as text."""
     if not isinstance(value, str) or not words.startswith(("a number", "an integer")):
         return ""
     try:
         float(value)
     except ValueError:
         return ""
-    return "; it is text: YAML wants numbers as 0.001 or 1.0e-3, without quotes"
+    return "; it is text: write numbers in YAML as 0.001 or 1.0e-3, without quotes"
 
 
 def _short(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Reading and writing files so that nothing is ever half-written."""
+"""Reads files with one-line errors, and writes them atomically so that none is ever half-written."""
 
 import fcntl
 import json
@@ -18,20 +18,20 @@ from troll.common.progress import say
 from troll.common.strict_yaml import parse_yaml
 
 LOCK = ".lock"
-"""The file that `only_writer` locks; it stays, and says nothing when nobody holds it."""
+"""The file that `only_writer` locks; it is never deleted, and its existence does not mean a held lock."""
 
 
 def replaceable(path: Path) -> Path:
-    """Where a file is to be written: the path, or what it is a symbolic link to."""
+    """Returns the path to write a file to: ``path``, or its target if it is a symbolic link."""
     try:
         target = Path(os.path.realpath(path))
         mode = path.stat().st_mode
     except FileNotFoundError:
         return target
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); name another place") from None
+        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another path") from None
     if not stat.S_ISREG(mode):
-        raise UserError(f"{path}: is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}; name a file")
+        raise UserError(f"{path}: is {_KINDS.get(stat.S_IFMT(mode), 'not a regular file')}; name a file")
     return target
 
 
@@ -45,15 +45,15 @@ _KINDS = {
 
 
 def by_umask(mode: int) -> int:
-    """The permissions of a new file that is asked for with ``mode``: without the bits of the umask."""
-    mask = os.umask(0o077)  # can only be read by setting it
+    """Returns the permissions of a new file: ``mode`` without the bits of the umask."""
+    mask = os.umask(0o077)  # the umask can only be read by setting it
     os.umask(mask)
     return mode & ~mask
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yields a temporary path beside ``path``; on success it is renamed to ``path``, on an error removed."""
+    """Yields a temporary path next to ``path``; renames it to ``path`` on success, deletes it on an error."""
     path = replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
@@ -84,12 +84,12 @@ def fresh_directory(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def only_writer(directory: Path) -> Iterator[bool]:
-    """Holds ``directory`` for this process, after any other that is writing there has ended.
+    """Locks ``directory`` for this process, after waiting for any other process that holds the lock.
 
-    The lock is the operating system's and ends with its process, however that dies.
+    The operating system releases the lock when its process ends, even if it is killed.
 
     Yields:
-        Whether another process had it and was waited for.
+        Whether another process held the lock before.
     """
     directory.mkdir(parents=True, exist_ok=True)
     handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -107,20 +107,23 @@ def only_writer(directory: Path) -> Iterator[bool]:
 
 
 def unwritable(directory: Path) -> Path | None:
-    """The first place, down to two levels, that keeps a directory, or the one above, from being written."""
+    """Returns the first path that cannot be written, or None.
+
+    Checks the directory, or the nearest existing one above it, and two levels below it.
+    """
     inside = (path for depth in ("*", "*/*") for path in sorted(directory.glob(depth)))
     places = (nearest_existing(directory), *inside)
-    # What has gone in the meantime is a temporary file of somebody who is writing.
+    # A path that no longer exists was another process's temporary file.
     return next((path for path in places if not os.access(path, os.W_OK) and path.exists()), None)
 
 
 def nearest_existing(path: Path) -> Path:
-    """The path, made absolute, or else the nearest directory above it that exists."""
+    """Returns the absolute path, or the nearest directory above it that exists."""
     return next(candidate for candidate in (path.absolute(), *path.absolute().parents) if candidate.exists())
 
 
 def read_yaml(path: Traversable, kind: str = "file") -> Any:
-    """Reads a YAML file, also one among the data of an installed package; ``kind`` names it in messages."""
+    """Reads a YAML file, also from a package's data; ``kind`` is what messages call it."""
     return _parsed(path, parse_yaml, "YAML", kind)
 
 
@@ -131,12 +134,12 @@ def _parsed(path: Traversable, parse: Callable[[str], Any], language: str, kind:
         raise UserError(f"{path}: no such {kind}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:  # of the language, or of its encoding
+    except ValueError as error:  # invalid syntax or encoding
         raise UserError(f"{path}: not {language} ({error})") from None
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes UTF-8 text to a temporary name and renames it to ``path``."""
+    """Writes UTF-8 text, atomically."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -152,11 +155,11 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text.
+    """Parses JSON.
 
     Raises:
-        ValueError: no JSON, nested too deeply, or a number with more digits than Python reads; the message is
-            one line.
+        ValueError: not JSON, nested too deeply, or a number with more digits than Python reads; the message
+            is one line.
     """
     try:
         return json.loads(text)
@@ -164,7 +167,7 @@ def parse_json(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
     except json.JSONDecodeError:
         raise
-    except ValueError:  # of int(), whose message is for programmers
+    except ValueError:  # from int(), with a message for programmers
         raise ValueError(f"a number has more than {sys.get_int_max_str_digits():,} digits") from None
 
 
@@ -177,7 +180,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Reads one JSON object per line."""
     rows = []
     try:
-        with path.open("rb") as lines:  # a line at a time, so that one in another encoding is named, too
+        with path.open("rb") as lines:  # decoded line by line, so that encoding errors are located, too
             for number, line in enumerate(lines, start=1):
                 row = parse_json(line.decode("utf-8"))
                 if not isinstance(row, dict):
@@ -187,6 +190,6 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         raise UserError(f"{path}: no such file") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:  # of the JSON, or of its encoding
+    except ValueError as error:  # invalid JSON or encoding
         raise UserError(f"{path}:{len(rows) + 1}: not JSON ({error})") from None
     return rows

@@ -1,15 +1,15 @@
-"""Whether this machine has the GPUs that a command was promised."""
+"""Checks that the requested GPUs are there, and avoids a bug of cuDNN."""
 
 import os
 
 from troll.common.errors import UserError
 
 ALLOW_CPU = "TROLL_ALLOW_CPU"
-"""Set to 1, work that asks for GPUs runs on the CPU where there are none: in rehearsals and tests."""
+"""Environment variable: with 1, work that requests GPUs runs on the CPU if there are none (for tests)."""
 
 
 def require_gpus(asked: int, where: str) -> int:
-    """The number of GPUs that this machine shows; refuses to go on with fewer than ``asked``."""
+    """Returns the number of visible GPUs (0 if none is asked for); `UserError` if there are too few."""
     if not asked:
         return 0
     from torch.cuda import device_count
@@ -19,15 +19,15 @@ def require_gpus(asked: int, where: str) -> int:
         return shown
     remedy = f"set {shown}" if shown else "set 0 to use the CPU"
     raise UserError(
-        f"{where} is {asked}, but this machine shows {shown or 'none'}; ask for more, or {remedy}"
+        f"{where} is {asked}, but the number of visible GPUs is {shown}; request more GPUs, or {remedy}"
     )
 
 
 def without_cudnn_attention() -> None:
-    """Keep torch's scaled dot-product attention from cuDNN, in this process.
+    """Disables cuDNN for torch's scaled dot-product attention in this process.
 
-    From torch 2.11 on it is the first choice on Hopper for 16-bit types, and the gradient of its queries is
-    NaN for some batches with a mask and a length that leaves 64 modulo 128
+    Since torch 2.11 cuDNN is the first choice on Hopper for 16-bit types, but its gradient of the queries is
+    NaN for some batches with a mask and a length of 64 modulo 128
     (https://github.com/pytorch/pytorch/issues/196678).
     """
     import torch

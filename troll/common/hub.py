@@ -1,9 +1,9 @@
-"""Models of the Hugging Face hub: from a mirror or downloaded, pinned by the lock file, linked, not copied.
+"""Models of the Hugging Face hub: downloaded or from a mirror, pinned by the lock file, linked, not copied.
 
-A mirror (``TROLL_MODEL_MIRROR``) is a directory that holds ``<owner>/<name>/`` as ``save_pretrained`` or a
-download left it. A model that it lacks is asked of the hub, at the revision that the lock file names, or,
-the first time, at the one that the hub has now. ``HF_HUB_OFFLINE=1`` takes what an earlier download
-(`troll fetch`) left in the hub's cache.
+A mirror (``TROLL_MODEL_MIRROR``) is a directory with ``<owner>/<name>/`` as ``save_pretrained`` or a download
+writes it. A model that it lacks is downloaded at the revision in the lock file or, the first time, at the
+hub's current revision. With ``HF_HUB_OFFLINE=1`` the model must already be in the hub's cache, where
+`troll fetch` puts it.
 """
 
 import fnmatch
@@ -21,7 +21,7 @@ from troll.common.progress import say
 
 MIRROR = "TROLL_MODEL_MIRROR"
 
-# Weights once, as safetensors where there are any; no other framework's, and no code: none is ever run.
+# Weights only once, as safetensors if possible; no weights of other frameworks; no code, which is never run.
 _TEXT = ("*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken")
 _SAFE, _PICKLED = ("*.safetensors",), ("pytorch_model*.bin",)
 _BIG = 2**30
@@ -33,13 +33,12 @@ class Snapshot:
 
     id: str  # ``owner/name``
     files: Mapping[str, Path]  # path of each file, by its name in the repository
-    # ``source`` (hub or mirror), ``id``, ``revision`` (none in a mirror) and ``files``: bytes and SHA-256 of
-    # each
+    # ``id``, ``source`` (hub or mirror), ``revision`` (None for a mirror), ``files`` (bytes and SHA-256)
     provenance: Mapping[str, Any]
 
 
 def snapshot(model_id: str, *, weights: bool = True) -> Snapshot:
-    """The model's files, checked against the lock file, which the first download writes."""
+    """Returns the model's files, checked against the lock file, to which the first download adds them."""
     directory, revision = in_mirror(model_id), ""
     if directory is not None:
         here = sorted(path.name for path in directory.iterdir() if path.is_file())
@@ -59,22 +58,22 @@ def snapshot(model_id: str, *, weights: bool = True) -> Snapshot:
 
 
 def mirror() -> Path | None:
-    """The mirror of models; None where the environment names none."""
+    """Returns the directory of the mirror; None if the environment names none."""
     return lock_file.named_mirror(MIRROR)
 
 
 def in_mirror(model_id: str) -> Path | None:
-    """The model's directory in the mirror; None if there is no mirror, or it lacks the model: ask the hub."""
+    """Returns the model's directory in the mirror; None if there is no mirror or it lacks the model."""
     root = mirror()
     if root is None or not (directory := root / model_id).is_dir():
         return None
     if not (directory / "config.json").is_file():
-        raise UserError(f"{directory}: has no config.json; delete it, or put a whole model there")
+        raise UserError(f"{directory}: has no config.json; delete it, or put the complete model there")
     return directory
 
 
 def link(model: Snapshot, directory: Path, chat_template: str | None = None) -> None:
-    """Fills an empty directory with links to a model's files; ``chat_template`` replaces the model's own."""
+    """Links a model's files into an empty directory; ``chat_template`` replaces the model's own."""
     for name, path in model.files.items():
         if chat_template is None or name != "chat_template.jinja":
             (directory / name).symlink_to(path)
@@ -83,7 +82,7 @@ def link(model: Snapshot, directory: Path, chat_template: str | None = None) -> 
 
 
 def chat_template(model_id: str) -> str:
-    """The chat template of a model's tokenizer."""
+    """Returns the chat template of a model's tokenizer."""
     import tempfile
 
     from transformers import AutoTokenizer
@@ -92,7 +91,7 @@ def chat_template(model_id: str) -> str:
         link(snapshot(model_id, weights=False), Path(directory))
         try:
             template = AutoTokenizer.from_pretrained(directory).chat_template
-        except Exception as error:  # whatever is wrong with the files, transformers has no one class for it
+        except Exception as error:  # transformers has no common class for its errors
             raise UserError(
                 f"{model_id}: its tokenizer cannot be loaded ({type(error).__name__}: {error})"
             ) from None
@@ -106,7 +105,7 @@ def _matching(names: Iterable[str], patterns: tuple[str, ...]) -> list[str]:
 
 
 def _wanted(model_id: str, names: Iterable[str], weights: bool) -> list[str]:
-    """The files of a repository's top level that loading needs."""
+    """Returns the files at the top level of a repository that loading needs."""
     here = [name for name in names if "/" not in name and not name.startswith(".")]
     if not weights:
         return _matching(here, _TEXT)
@@ -119,7 +118,7 @@ def _wanted(model_id: str, names: Iterable[str], weights: bool) -> list[str]:
 def _facts(path: Path) -> dict[str, int | str]:
     size = path.stat().st_size
     if size > _BIG:
-        say(f"{path.name}: digest of {size / _BIG:.1f} GiB")
+        say(f"{path.name}: computing the digest of {size / _BIG:.1f} GiB")
     return {"bytes": size, "sha256": sha256_of_file(path)}
 
 
@@ -129,7 +128,7 @@ def _asking_the_hub(model_id: str) -> AbstractContextManager[None]:
 
 
 def _resolve(model_id: str) -> str:
-    """The revision that the hub has now."""
+    """Returns the hub's current revision."""
     from huggingface_hub import HfApi
 
     with _asking_the_hub(model_id):
@@ -138,7 +137,7 @@ def _resolve(model_id: str) -> str:
 
 
 def _listing(model_id: str, revision: str, weights: bool) -> list[str]:
-    """The repository's files: those that the lock file knows, if they are enough, else the hub's."""
+    """Returns the names of the repository's files: from the lock file if complete, else from the hub."""
     pinned = list(lock_file.pinned(lock_file.MODELS + model_id).get("files", {}))
     if pinned and (not weights or _matching(pinned, (*_SAFE, *_PICKLED))):
         return pinned
@@ -149,7 +148,7 @@ def _listing(model_id: str, revision: str, weights: bool) -> list[str]:
 
 
 def _download(model_id: str, revision: str, names: list[str]) -> Path:
-    """The directory of the hub's cache that holds these files; resumes an interrupted download."""
+    """Downloads files, or resumes their download, and returns their directory in the hub's cache."""
     from huggingface_hub import snapshot_download
 
     with _asking_the_hub(model_id):

@@ -1,9 +1,8 @@
-"""The lock file: the revision of each repository on the hub that is used, and what was found in it.
+"""The lock file: pins the revision and the contents of every repository of the hub that is used.
 
-The first download of a repository resolves its current revision and writes it down with the digest of every
-part that was read. Later runs ask for that revision and refuse other content. Nothing is pinned beforehand:
-a revision that nobody resolved would be invented. Data sets and models are in one file, models as
-``models/<owner>/<name>``.
+The first download of a repository records its current revision and the digest of every part that was read.
+Later runs request that revision and refuse other contents. Data sets and models share one file, in which
+models are called ``models/<owner>/<name>``.
 """
 
 import os
@@ -18,14 +17,14 @@ from troll.common.files import only_writer, read_json, write_json
 LOCK_VARIABLE = "TROLL_DATA_LOCK"
 DEFAULT_LOCK = Path("resources/data.lock.json")
 MODELS = "models/"
-"""What names of models in the lock file start with; those of data sets start with nothing."""
+"""Prefix of models' names in the lock file; names of data sets have none."""
 
 Found = Mapping[str, int | str]
-"""What identifies a part: its number of rows or bytes, and its SHA-256."""
+"""Facts about a part: its number of rows or bytes, and its SHA-256."""
 
 
 def lock_path() -> Path:
-    """The lock file: ``TROLL_DATA_LOCK``, or ``resources/data.lock.json`` where the command runs."""
+    """Returns ``TROLL_DATA_LOCK``, or ``resources/data.lock.json`` in the working directory."""
     return Path(os.environ.get(LOCK_VARIABLE) or DEFAULT_LOCK)
 
 
@@ -35,13 +34,26 @@ def _read() -> dict[str, Any]:
 
 
 def pinned(repository: str) -> dict[str, Any]:
-    """What the lock file says of a repository: ``revision`` and its parts; empty for an unknown one."""
+    """Returns a repository's entry: its ``revision`` and sections of parts; empty if there is none."""
     entry: dict[str, Any] = _read().get(repository, {})
     return entry
 
 
 def check(repository: str, revision: str, section: str, parts: Mapping[str, Found]) -> list[str]:
-    """Compares what was found, at this revision (empty for a mirror's copy), with what the lock file says."""
+    """Compares the parts found with those in the lock file.
+
+    Args:
+        repository: its name in the lock file.
+        revision: of the parts; empty for a mirror's copy.
+        section: of the repository's entry.
+        parts: facts by name.
+
+    Returns:
+        The names of parts that the lock file lacks.
+
+    Raises:
+        UserError: a part differs.
+    """
     pinned_parts = pinned(repository).get(section, {})
     for name, facts in parts.items():
         if name in pinned_parts and pinned_parts[name] != facts:
@@ -59,7 +71,7 @@ def _words(facts: Found) -> str:
 
 
 def pin(repository: str, revision: str, section: str, found: Mapping[str, Found]) -> None:
-    """Checks what was found, and writes down what is new; other processes may do the same at this time."""
+    """Checks the parts found and adds new ones to the lock file; safe if several processes do so at once."""
     if not check(repository, revision, section, found):
         return
     path = lock_path()
@@ -68,8 +80,8 @@ def pin(repository: str, revision: str, section: str, found: Mapping[str, Found]
         entry = lock.setdefault(repository, {})
         if entry.setdefault("revision", revision) != revision:
             raise UserError(
-                f"{repository.removeprefix(MODELS)}: {path} has meanwhile got revision {entry['revision']}; "
-                "run this again"
+                f"{repository.removeprefix(MODELS)}: another process pinned revision {entry['revision']} in "
+                f"{path}; run this again"
             )
         new = {name: dict(found[name]) for name in check(repository, revision, section, found)}
         entry.setdefault(section, {}).update(new)
@@ -78,26 +90,24 @@ def pin(repository: str, revision: str, section: str, found: Mapping[str, Found]
 
 @contextmanager
 def asking(what: str, remedy: str) -> Iterator[None]:
-    """Says in one line that something on the hub cannot be read: the error's first line, and what helps."""
+    """Turns any error of the hub into a one-line `UserError`: its first line, and what helps."""
     try:
         yield
-    except Exception as error:  # its errors come from several libraries below it
+    except Exception as error:  # of several libraries, without a common class
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"hub: {what} cannot be read ({reason}); {remedy}") from None
 
 
 def named_mirror(variable: str) -> Path | None:
-    """The mirror that the environment names; None where it names none."""
+    """Returns the mirror's directory from an environment variable; None if it is unset."""
     root = os.environ.get(variable)
     if root and not Path(root).is_dir():
-        raise UserError(
-            f"{variable}={root}: no such directory; name the mirror's, or unset it to use the hub"
-        )
+        raise UserError(f"{variable}={root}: no such directory; name the mirror's directory, or unset it")
     return Path(root) if root else None
 
 
 def named_revision(what: str, revision: str | None) -> str:
-    """The revision that the hub names."""
+    """Returns a revision as text; `UserError` if the hub gave none."""
     if not revision:
-        raise UserError(f"hub: {what} names no revision")
+        raise UserError(f"hub: {what} has no revision")
     return str(revision)

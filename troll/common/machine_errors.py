@@ -1,4 +1,4 @@
-"""What machines do to long runs, as one line: a full disk, an unwritable directory, memory that runs out."""
+"""One-line messages for failures of the machine: full disk, unwritable directory, out of memory."""
 
 import errno
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ _CLOSED = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO),
 )
-# What libraries say that write by themselves, with an error class of their own (safetensors), or of what
-# came of it (torch.save: the archive is not where it should be, and its stream has failed).
+# Messages about a full disk from libraries with their own error classes (safetensors), and about what follows
+# from it (torch.save: unexpected position in the archive, failed stream).
 _FULL_TEXT = (
     "No space left on device",
     "Disk quota exceeded",
@@ -26,7 +26,7 @@ _FULL_TEXT = (
 
 @contextmanager
 def explained(directory: Path) -> Iterator[None]:
-    """Turns a failure of the machine into a `UserError`; anything else passes."""
+    """Turns a failure of the machine into a `UserError`; other errors pass through."""
     try:
         yield
     except (OSError, MemoryError, RuntimeError) as error:
@@ -34,18 +34,18 @@ def explained(directory: Path) -> Iterator[None]:
         if message is None:
             raise
         raise UserError(message) from error
-    except Exception as error:  # of a library, such as safetensors, that has classes of its own
+    except Exception as error:  # of libraries with their own error classes
         if not _mentions(error, _FULL_TEXT):
             raise
         raise UserError(_disk_full(directory)) from error
 
 
 def in_a_line(error: OSError) -> str | None:
-    """What the machine did, for commands that are simply given again; None if it did nothing of the kind."""
+    """Describes a failure of the machine, for commands to be repeated as they are; None for other errors."""
     if error.errno in _FULL:
-        return "no space left on the disk; free some, and give the same command again"
+        return "no space left on the disk; free some, and run the same command again"
     if error.errno in _CLOSED:
-        return f"{error.filename}: cannot be written or read ({error.strerror}); change that, and try again"
+        return f"{error.filename}: cannot be written or read ({error.strerror}); fix that, and try again"
     return None
 
 
@@ -58,14 +58,14 @@ def _explanation(error: Exception, directory: Path) -> str | None:
     if about_memory(error):
         cause = str(error).strip().partition("\n")[0].split(". ")[0]
         why = f" ({cause})" if cause else ""
-        advice = "more training.micro_batches, or fewer training.micro_batch_tokens, need less"
+        advice = "increase training.micro_batches or decrease training.micro_batch_tokens"
         return f"{directory}: memory ran out{why}; {advice}. {_INTACT.capitalize()}"
     return None
 
 
 def about_memory(error: Exception) -> bool:
-    """Whether memory ran out: of the machine, or of a GPU."""
-    # torch is not imported for the sake of a class: light commands fail, too.
+    """Whether the machine or a GPU ran out of memory."""
+    # By name, because light commands do not import torch.
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return named or _mentions(error, ("can't allocate memory", "CUDA out of memory"))
 

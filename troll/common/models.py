@@ -1,4 +1,4 @@
-"""Loads saved models, and says in one line what keeps one from being loaded or trusted."""
+"""Loads saved models, with one-line errors for damaged ones."""
 
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,14 @@ class _File(BaseModel):
 
 
 class _Manifest(BaseModel):
-    """What of a manifest tells of the checkpoint beside it; nothing in those of older versions."""
+    """The part of a manifest that describes the checkpoint next to it; missing in older versions."""
 
     model_config = ConfigDict(extra="ignore")
     checkpoint: dict[str, _File] = {}
 
 
 def check_checkpoint(checkpoint: Path) -> None:
-    """Makes sure that a checkpoint is what its run wrote, where a manifest is beside it."""
+    """Raises `UserError` if a checkpoint differs from the manifest next to it, if there is one."""
     path = checkpoint.parent / MANIFEST
     if checkpoint.name != CHECKPOINT or not path.is_file():
         return
@@ -35,33 +35,33 @@ def check_checkpoint(checkpoint: Path) -> None:
         manifest = _Manifest.model_validate(read_json(path))
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
-        wrong = f"{where}: {error.errors()[0]['msg']}" if where else "no JSON object"
+        wrong = f"{where}: {error.errors()[0]['msg']}" if where else "not a JSON object"
         raise UserError(f"{path}: not a manifest ({wrong})") from None
     problem = damage(checkpoint, {name: file.model_dump() for name, file in manifest.checkpoint.items()})
     if problem is not None:
         raise UserError(
-            f"{checkpoint}: is not what {path} says ({problem}); delete {checkpoint.parent}, make it again"
+            f"{checkpoint}: differs from {path} ({problem}); delete {checkpoint.parent} and make it again"
         )
 
 
 def load_model(checkpoint: Path, **options: Any) -> Any:
-    """A causal language model."""
+    """Loads a causal language model; `UserError` if that fails or weights are missing."""
     from transformers import AutoModelForCausalLM
 
     try:
         model, report = AutoModelForCausalLM.from_pretrained(checkpoint, output_loading_info=True, **options)
-    except Exception as error:  # of several libraries with classes of their own
+    except Exception as error:  # of several libraries, without a common class
         if about_memory(error):
             raise
         raise loading_error(checkpoint, error) from None
     missing = sorted(report["missing_keys"])
     if missing:
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise UserError(f"{checkpoint}: has no weights for {missing[0]}{others}; they would be random")
+        raise UserError(f"{checkpoint}: has no weights for {missing[0]}{others}, which would be random")
     return model
 
 
 def loading_error(checkpoint: Path, error: Exception) -> UserError:
-    """What to say of a model that does not load."""
+    """Returns the error for a model that cannot be loaded."""
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return UserError(f"{checkpoint}: not a model that can be loaded ({reason})")
+    return UserError(f"{checkpoint}: cannot be loaded as a model ({reason})")

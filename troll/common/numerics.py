@@ -1,8 +1,9 @@
-"""The version of the numbers: what a run records instead of a digest of the source that made it.
+"""The version of the numerics, which a run records instead of a digest of its source.
 
 Two runs of one configuration with the same version, on the same kind of processor, are equal to the last bit.
-A name, a message or a file that moves changes nothing here; the golden runs of the tests show it. Whoever
-changes what a run computes adds an entry to `CHANGES`, and makes the golden runs again.
+Renaming or moving code does not change the version; the golden runs of the tests verify that the numbers stay
+the same. If you change what a run computes, add an entry to `CHANGES` and make the golden runs again
+(`make golden`).
 """
 
 from dataclasses import dataclass
@@ -10,33 +11,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Change:
-    """One raise of the version."""
+    """One increase of the version."""
 
-    numerics: int  # the version from then on
-    what: str  # what is computed otherwise
-    rules: tuple[str, ...] | None = None  # trust regions with changed runs; None: all, base models too
+    numerics: int  # the new version
+    what: str  # what is computed differently
+    rules: tuple[str, ...] | None = None  # affected trust regions; None: all, and base models
 
 
 CHANGES = (
-    Change(1, "the code of ATen, oneDNN and MKL is that for AVX2 on every processor that has it"),
-    Change(2, "the coefficient of a KL penalty adapts once in a rollout batch", ("kl-penalty",)),
+    Change(1, "ATen, oneDNN and MKL use their AVX2 code on every processor that has AVX2"),
+    Change(2, "the coefficient of a KL penalty adapts once per rollout batch", ("kl-penalty",)),
 )
-"""Every raise, oldest first. Runs from before the first have version 0."""
+"""All increases, oldest first. Runs before the first have version 0."""
 
 NUMERICS: int = CHANGES[-1].numerics
-"""The version that this source has."""
+"""The version of this source."""
 
 
 def last_change(rule: str) -> int:
-    """The version at which a run's numbers (a base model's without a rule) last changed; 0 for never.
+    """Returns the version that last changed the runs of a rule (base models for ""); 0 if none did.
 
-    What has the same one comes out alike, whichever versions recorded it.
+    Runs with the same last change are equal, even if they record different versions.
     """
     return max(_changes(rule), default=0)
 
 
 def changed_since(numerics: int, rule: str, *, until: int | None = None) -> bool:
-    """Whether a run (a base model without a rule) would come out differently at a later version, or now."""
+    """Whether a run of a rule (a base model for "") changed between a version and a later one, or now."""
     return any(numerics < change and (until is None or change <= until) for change in _changes(rule))
 
 

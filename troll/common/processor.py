@@ -1,4 +1,4 @@
-"""What a process asks of processor, memory and libraries before torch and numpy are imported."""
+"""Settings of processor, memory and libraries to make before torch and numpy are imported."""
 
 import ctypes
 import os
@@ -7,8 +7,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
-# One branch of the code of ATen, oneDNN and MKL for all processors that have AVX2: a wider one adds in
-# another order, and training amplifies the last bit.
+# ATen, oneDNN and MKL use the same AVX2 code on all processors that have AVX2: wider vectors are summed in a
+# different order, and training amplifies differences in the last bit.
 _AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _KEPT_BYTES = 1 << 30
@@ -24,8 +24,8 @@ _QUIET = {
 
 
 def prepare_processor() -> None:
-    """Asks for one thread, for AVX2 and for memory that is kept; what the environment says already stays."""
-    # Tiny models on a CPU are fastest with one thread; Snakemake sets this to a rule's threads.
+    """Sets one thread, AVX2 code and reuse of freed memory; existing environment variables are kept."""
+    # Tiny models on a CPU are fastest with one thread; Snakemake sets the variable to a rule's threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if _has_avx2():
         for name, value in _AVX2.items():
@@ -35,14 +35,14 @@ def prepare_processor() -> None:
 
 
 def quiet_libraries() -> None:
-    """Silences the libraries' progress bars and advice before they are imported; a user's settings stay."""
+    """Silences progress bars and advice of libraries; existing environment variables are kept."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
 
 
 @cache
 def first_processor() -> dict[str, str]:
-    """What Linux says of the first processor, by its names (``model name``, ``flags``); nothing elsewhere."""
+    """Returns the first processor's entries in /proc/cpuinfo (``model name``, ``flags``), {} elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
@@ -51,22 +51,22 @@ def first_processor() -> dict[str, str]:
 
 
 def processor_name() -> str:
-    """The processor's name, as manifests give it."""
+    """Returns the processor's name, as recorded in manifests."""
     return first_processor().get("model name") or platform.processor() or platform.machine()
 
 
 def available_cores() -> int:
-    """The cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def arithmetic() -> dict[str, str | None]:
-    """What decides which code computes: processors that tell the same round alike.
+    """Returns what determines rounding: results on processors with equal values are equal.
 
-    Where it is the code for AVX2 that `prepare_processor` asks for, the processor's maker is all that is
-    left, since MKL looks at it; elsewhere the processor's name, and what the environment asks for.
+    With the AVX2 code that `prepare_processor` requests, only the processor's vendor matters, which MKL looks
+    at; otherwise the processor's name and the requests in the environment.
     """
     asked = {name: os.environ.get(name) for name in _AVX2}
     if _has_avx2() and asked == _AVX2:
@@ -75,15 +75,15 @@ def arithmetic() -> dict[str, str | None]:
 
 
 def _has_avx2() -> bool:
-    """Whether the processor has AVX2: ATen believes the environment, and would run what is not there."""
+    """Whether the processor has AVX2: ATen does not check, and would run unsupported instructions."""
     return platform.machine() in ("x86_64", "AMD64") and "avx2" in first_processor().get("flags", "").split()
 
 
 def _keep_memory() -> None:
-    """Lets freed memory be used again instead of returning it to the system.
+    """Reuses freed memory instead of returning it to the system.
 
-    glibc returns every block of more than 32 MiB at once, and the system clears each page of the next one:
-    much work where every step makes logits of that size.
+    glibc returns every block of more than 32 MiB at once, and the system then clears each page of the next
+    one, which is slow if every step allocates logits of that size.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

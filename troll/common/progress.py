@@ -1,7 +1,7 @@
-"""Lines for people: what runs, how far it is, how long it will take.
+"""Progress lines in the terminal, and the log file.
 
-With a log file everything that the process and its libraries print goes there; only the lines said here, and
-errors, also reach the terminal. So many jobs can share one terminal and stay readable.
+With a log file, all output of the process and its libraries goes there. Only progress lines and errors, which
+are printed with `say`, also reach the terminal, so that it stays readable if many jobs share it.
 """
 
 import os
@@ -14,9 +14,9 @@ _terminal: int | None = None
 
 
 def log_to(path: Path) -> None:
-    """Sends everything that this process prints to ``path``, from now on.
+    """Redirects all further output of this process to ``path``.
 
-    Of several processes of one run all but the first put their number behind the name.
+    If a run has several processes, all but the first append their rank to the name.
     """
     global _terminal
     rank = os.environ.get("RANK", "0")
@@ -34,21 +34,21 @@ def log_to(path: Path) -> None:
 
 
 def share_terminal() -> dict[str, str]:
-    """What a child process needs in its environment to reach this one's terminal with `say` (on Linux)."""
+    """Returns the environment variable with which `say` in child processes finds the terminal (on Linux)."""
     return {} if _terminal is None else {_SHARED: f"/proc/{os.getpid()}/fd/{_terminal}"}
 
 
 def say(text: str) -> None:
     """Prints a line to the terminal, and to the log file where there is one."""
     if _terminal is not None:
-        with suppress(OSError):  # the terminal may be gone; the log has it
+        with suppress(OSError):  # the terminal may be gone; the log has the line
             os.write(_terminal, f"{text}\n".encode())
-    with suppress(OSError):  # the disk may be full, which is what this line says
+    with suppress(OSError):  # the disk may be full, which is what this line may say
         print(text, file=sys.stderr, flush=True)
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds, ``3:07``; hours where there are any."""
+    """Formats a duration as ``3:07``, or ``1:03:07`` from an hour on."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,4 +1,4 @@
-"""What users may write: models that refuse unknown keys, and models made from a function's signature."""
+"""Models of user input: they refuse unknown keys, and can be made from a function's signature."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _ENTRY = re.compile(r"(?P<indent>\s+)\*{0,2}(?P<name>\w+)\s*(\([^)]*\))?:(?P<tex
 
 
 class StrictModel(BaseModel):
-    """Base of all models: unknown keys are refused, values never change, numbers are finite.
+    """Base of all models: refuses unknown keys, is immutable, and takes only finite numbers.
 
     Attributes:
-        RENAMED: new names of keys that older versions knew, for the message that refuses them.
+        RENAMED: new names by former key, for the message about a former key.
         NOUN: what messages call a key.
     """
 
@@ -32,25 +32,25 @@ class StrictModel(BaseModel):
 
 
 class Settings(StrictModel):
-    """Settings of a rule, an estimator or a task; each has a default, and text is no number."""
+    """Settings of a rule, an estimator or a task; each has a default, and text is not taken as a number."""
 
     model_config = ConfigDict(strict=True, arbitrary_types_allowed=True, protected_namespaces=())
     NOUN = "setting"
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """All settings with their defaults."""
+        """Returns the default of every setting."""
         return {name: field.get_default() for name, field in cls.model_fields.items()}
 
     @classmethod
     def completed(cls, where: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """All settings: those given, to the last digit as they are, and defaults."""
+        """Returns all settings: those given, unchanged, and defaults for the others."""
         validated(cls, dict(settings), where)
         return cls.defaults() | dict(settings)
 
     @model_validator(mode="after")
     def _check_order(self) -> Settings:
-        """Of x_min and x_max, and of x and x_last, the first may not be the larger one."""
+        """Refuses x_min > x_max, and x > x_last."""
         for low, value in self:
             for high in (re.sub("_min$", "_max", low), f"{low}_last"):
                 other = getattr(self, high, None)
@@ -60,7 +60,7 @@ class Settings(StrictModel):
 
 
 def keyword_settings(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The keyword-only parameters of a function: the settings a user may name."""
+    """Returns the keyword-only parameters of a function, which are its settings."""
     parameters = inspect.signature(function).parameters
     return {name: p for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
@@ -68,15 +68,15 @@ def keyword_settings(function: Callable[..., Any]) -> dict[str, inspect.Paramete
 def settings_of(
     where: str, *functions: Callable[..., Any], defaults: Mapping[str, Any] | None = None
 ) -> type[Settings]:
-    """The settings of functions, or of classes with settings: their keyword-only parameters.
+    """Makes a model of the settings (keyword-only parameters) of functions or classes.
 
-    Annotations of settings alone are read: those of other parameters may have names that only type checkers
-    know.
+    Only the annotations of settings are evaluated, because those of other parameters may use names that are
+    imported only for type checkers.
 
     Args:
-        where: how messages call it.
-        functions: of settings of one name, that of the last one counts.
-        defaults: defaults that differ from those of the first function.
+        where: what messages call the settings' owner.
+        functions: if several have a setting of the same name, the last one counts.
+        defaults: replace defaults of the first function.
     """
     fields: dict[str, Any] = {}
     for number, function in enumerate(functions):
@@ -88,12 +88,12 @@ def settings_of(
         for name, parameter in parameters.items():
             default = changed.get(name, parameter.default)
             if name.startswith("_"):
-                raise UserError(f"{where}: setting {name!r} has to begin with a letter; rename it")
+                raise UserError(f"{where}: setting {name!r} must begin with a letter; rename it")
             if default is inspect.Parameter.empty:
                 raise UserError(f"{where}: setting {name!r} has no default; give it one")
             annotation = _annotation(function, parameter, default, where)
             fields[name] = annotation, Field(default, description=described.get(name, ""))
-    with warnings.catch_warnings(action="ignore"):  # a setting may be called copy, as a method of models is
+    with warnings.catch_warnings(action="ignore"):  # of settings called like a method of models, such as copy
         try:
             return create_model("Settings", __base__=Settings, **fields)
         except (NameError, TypeError, ValueError, PydanticUserError) as error:
@@ -102,7 +102,7 @@ def settings_of(
 
 
 def _annotation(function: Callable[..., Any], parameter: inspect.Parameter, default: Any, where: str) -> Any:
-    """A setting's annotation with text in it evaluated; without one its default tells the type."""
+    """Returns a setting's evaluated annotation; without one, the type of its default."""
     annotation, name = parameter.annotation, parameter.name
     if annotation is inspect.Parameter.empty:
         return float if type(default) is int else Any if default is None else type(default)
@@ -110,7 +110,7 @@ def _annotation(function: Callable[..., Any], parameter: inspect.Parameter, defa
     alone = SimpleNamespace(__annotations__={name: annotation})
     try:
         hint = get_type_hints(alone, getattr(target, "__globals__", {}), include_extras=True)[name]
-    except Exception as error:  # evaluating text may raise anything
+    except Exception as error:  # evaluating an annotation may raise anything
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise UserError(
             f"{where}: setting {name!r}: cannot read its annotation {annotation!r} ({reason}); it must be "
@@ -120,7 +120,7 @@ def _annotation(function: Callable[..., Any], parameter: inspect.Parameter, defa
 
 
 def descriptions(function: Callable[..., Any]) -> dict[str, str]:
-    """What a docstring says of parameters: see `_SECTIONS`; each entry on one line."""
+    """Returns the descriptions of parameters in a docstring's `_SECTIONS`, each as one line."""
     found: dict[str, list[str]] = {}
     inside, indent, current = False, "", ""
     for line in (inspect.getdoc(function) or "").splitlines():

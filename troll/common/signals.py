@@ -1,8 +1,8 @@
-"""Signals that ask for an end, held back until a good moment: SIGUSR1 (a time limit is near) and SIGTERM.
+"""Defers SIGUSR1 (a time limit is near) and SIGTERM until the work can stop.
 
-They are blocked and looked for, not caught. A batch system sends them to every process of a job, and child
-processes inherit the mask: otherwise the sandbox that grades a response would die of them, and the response
-would count as wrong.
+The signals are blocked and polled. A batch system sends them to every process of a job, and child processes
+inherit the mask; otherwise the signals would kill the sandbox that grades a response, and the response would
+count as wrong.
 """
 
 import os
@@ -14,14 +14,14 @@ from troll.common.errors import Stopped
 
 HELD = (signal.SIGUSR1, signal.SIGTERM)
 SIGNAL_NOTE = "TROLL_STOP"
-"""Names a file in which a launcher tells its processes the signal that it got: they are not its children."""
+"""Environment variable: a file by which a launcher passes a signal to processes that are not its children."""
 _caught: list[int] = []
 
 
 def hold_signals() -> None:
-    """Holds SIGUSR1 and SIGTERM back from now on; call it before any thread or child is started."""
+    """Blocks SIGUSR1 and SIGTERM; call it before any thread or child process is started."""
     for number in HELD:
-        signal.signal(number, _note)  # for a thread that was there before, and takes the signal
+        signal.signal(number, _note)  # if an earlier thread, which does not block it, gets the signal
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
 
 
@@ -30,7 +30,7 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 def held_signal() -> signal.Signals | None:
-    """The signal that has come and waits; the warning before the order where both have."""
+    """Returns the pending signal, SIGUSR1 if both are; None if there is none."""
     pending = {*signal.sigpending(), *_caught}
     note = os.environ.get(SIGNAL_NOTE)
     if note and Path(note).exists():
@@ -39,7 +39,7 @@ def held_signal() -> signal.Signals | None:
 
 
 def stop_if_asked(what: str) -> None:
-    """Ends the work here if a signal waits."""
+    """Raises `Stopped` if a signal is pending; ``what`` is what messages call the work."""
     number = held_signal()
     if number is not None:
         raise Stopped(f"{what}: stopped by {number.name}; the same command resumes", number)

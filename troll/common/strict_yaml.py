@@ -1,4 +1,4 @@
-"""YAML as people mean it: no key twice, no number beyond 64 bits, nothing that grows without end."""
+"""Strict YAML: no duplicate keys, no integers beyond 64 bits, no endless expansion of aliases."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 _MERGE = "tag:yaml.org,2002:merge"
 _LARGEST = 2**63
-# Aliases repeat what they name: a few lines can stand for more than any memory holds.
+# Maximum after expanding aliases, with which a few lines could otherwise fill any memory.
 _NODES = 1_000_000
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses what `yaml.safe_load` takes silently."""
+    """Refuses what `yaml.safe_load` accepts silently."""
 
     def get_single_node(self) -> Node | None:
         node = super().get_single_node()
@@ -25,9 +25,9 @@ class _Loader(yaml.SafeLoader):
         seen: set[tuple[str, str]] = set()
         for key, _ in node.value:
             if not isinstance(key, ScalarNode):
-                raise _error(key, "a key has to be text or a number")
+                raise _error(key, "a key must be text or a number")
             if (key.tag, key.value) in seen and key.tag != _MERGE:
-                raise _error(key, f"key {key.value!r} is there twice")
+                raise _error(key, f"duplicate key {key.value!r}")
             seen.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
 
@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
         except ValueError:
             value = _LARGEST
         if abs(value) >= _LARGEST:
-            raise _error(node, "a whole number must be between -2^63 and 2^63")
+            raise _error(node, "an integer must be between -2^63 and 2^63")
         return value
 
 
@@ -49,11 +49,11 @@ def _error(node: Node, problem: str) -> ConstructorError:
 
 
 def _expanded(node: Node, sizes: dict[int, int], above: set[int]) -> int:
-    """How many nodes a node is, when every alias is written out."""
+    """Returns the number of nodes in a node with all aliases expanded."""
     if id(node) in sizes:
         return sizes[id(node)]
     if id(node) in above:
-        raise _error(node, "an alias is inside of the value that it names")
+        raise _error(node, "an alias is inside the value that it refers to")
     above.add(id(node))
     size = 1
     if isinstance(node, SequenceNode):
@@ -68,11 +68,11 @@ def _expanded(node: Node, sizes: dict[int, int], above: set[int]) -> int:
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML text, made of plain data only.
+    """Parses YAML into plain data.
 
     Raises:
-        ValueError: no YAML, a key is there twice, a number is too large, a value is no date although it looks
-            like one, or it is nested too deeply; the message is one line with line and column.
+        ValueError: not YAML, a duplicate key, an integer that is too large, an impossible date, or too deep
+            nesting; the message is one line with line and column.
     """
     try:
         return yaml.load(text, Loader=_Loader)
