@@ -139,7 +139,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(troll, arguments, message, tmp
         (
             ["check", "FILE"],
             130,
-            "interrupted; the same command continues from the last checkpoint, if there is one\n",
+            "interrupted; the same command resumes from the last checkpoint, if there is one\n",
         ),
         (["status", "FILE", "--watch"], 0, ""),
     ],
@@ -194,7 +194,7 @@ def test_a_bug_goes_to_the_log_and_its_name_to_the_terminal(tmp_path):
         (
             "problems",
             {"name": "chains"},
-            "x.json: no split is named; at least one of train, validation, test is needed",
+            "x.json: names no split; at least one of train, validation, test is needed",
         ),
         (
             "problems",

@@ -1,1 +1,1 @@
-"""The command line: thin commands."""
+"""The command line: thin commands that call the other subpackages."""

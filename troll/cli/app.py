@@ -1,7 +1,6 @@
-"""The command line: commands for people; hidden, the jobs of the workflow and what a release takes.
+"""The `troll` program: user commands, and the hidden groups `troll job` (workflow) and `troll release`.
 
-Heavy libraries are imported inside the commands, so that ``troll --help`` and the light commands start at
-once.
+Heavy libraries are imported inside the commands, so that ``troll --help`` and light commands start quickly.
 """
 
 import sys
@@ -31,14 +30,14 @@ app = typer.Typer(
 )
 
 app.add_typer(people.app)
-job = typer.Typer(no_args_is_help=True, help="The jobs of the workflow, each runnable by hand.")
+job = typer.Typer(no_args_is_help=True, help="Jobs of the workflow; each can be run by hand.")
 for module in (job_train, job_evaluate, job_tables):
     job.add_typer(module.app)
 app.add_typer(job, name="job", hidden=True)
 app.add_typer(release.app, name="release", hidden=True)
 
 _INTERRUPTED = 130
-"""The status with which Typer ends at an interrupt from the keyboard, which it lets nobody see."""
+"""Typer's exit status after a keyboard interrupt, which it handles itself."""
 _log: Path | None = None
 
 
@@ -47,7 +46,7 @@ def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="show the version")] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="with --version: all that a problem report needs")
+        bool, typer.Option("--verbose", help="with --version: everything a problem report needs")
     ] = False,
     log: Log = None,
 ) -> None:
@@ -59,20 +58,20 @@ def _root(
     if context.invoked_subcommand is None:
         raise UserError("no command given; `troll --help` lists them")
     if context.invoked_subcommand == "run":
-        log_into(log)  # jobs ask for what they need themselves, maybe on other machines
+        log_into(log)  # jobs prepare their own process, possibly on another machine
     else:
         begin(log)
 
 
 def begin(log: Path | None) -> None:
-    """What every command begins with, those of scripts in ``workflow/`` too: quiet libraries, and a log."""
+    """Prepares processor, libraries and log for a command; scripts in ``workflow/`` call it, too."""
     prepare_processor()
     quiet_libraries()
     log_into(log)
 
 
 def log_into(log: Path | None) -> None:
-    """Sends everything but progress and errors to a file, if one is named."""
+    """Redirects everything but progress and errors to ``log``, if given."""
     if log is not None:
         global _log
         _log = log
@@ -84,7 +83,10 @@ def _logged() -> str:
 
 
 def main(commands: Callable[[], None] = app) -> None:
-    """Entry point, of scripts in ``workflow/`` too: a user's mistake is one line, a bug a traceback."""
+    """Runs the command line: one line for a user's mistake, a traceback for a bug.
+
+    Scripts in ``workflow/`` pass their own ``commands``.
+    """
     try:
         commands()
     except UserError as error:
@@ -92,7 +94,7 @@ def main(commands: Callable[[], None] = app) -> None:
         sys.exit(1)
     except SystemExit as ended:
         if ended.code == _INTERRUPTED:
-            say("interrupted; the same command continues from the last checkpoint, if there is one")
+            say("interrupted; the same command resumes from the last checkpoint, if there is one")
         raise
     except Exception as error:
         machine = in_a_line(error) if isinstance(error, OSError) else None

@@ -1,4 +1,4 @@
-"""Names that commands had: each is answered by a line that says the name of today."""
+"""Former names of commands, each answered by an error message with the current name."""
 
 from typing import Any
 
@@ -46,14 +46,14 @@ FORMER = {
     "site": "troll release site",
     "coverage": "python workflow/benchmarks/measure.py coverage",
 }
-"""Today's names by former ones."""
+"""Current names by former ones."""
 
 
 class Commands(TyperGroup):
-    """The commands of today; those of yesterday end with status 2."""
+    """The commands; a former name ends with an error message and status 2."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Looks a command up, and says what a former one is called now."""
+        """Looks up a command; for a former name, says the current one and exits."""
         former = next((name for name in (" ".join(args[:2]), *args[:1]) if name in FORMER), None)
         if former is not None:
             say(f"error: `troll {former}` is now `{FORMER[former]}`")

@@ -1,4 +1,4 @@
-"""Jobs that sample and grade: models, samples from anywhere, answers to public benchmarks."""
+"""Jobs that sample from models and grade samples, also on public benchmarks."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,10 +24,10 @@ def sample(
 ) -> None:
     r"""Sample responses from a checkpoint.
 
-    Reads a checkpoint and problems; writes a line for each sample. The same seed gives the same text whatever
-    the batch size, and an interrupted call resumes.
+    Reads a checkpoint and problems; writes one JSON line per sample. The same seed gives the same text for
+    every batch size, and an interrupted call resumes.
 
-    CONFIG says how, such as {samples: 8, max_tokens: 64, temperature: 0}.
+    CONFIG has the settings, such as {samples: 8, max_tokens: 64, temperature: 0}.
 
     Example: troll job sample --config sampling.yaml --task chains --out samples.jsonl \
     --checkpoint results/testbed/base/tiny/chains/checkpoint \
@@ -63,7 +63,7 @@ def sample_suites(
     Reads DATA/NAME/test.jsonl, which `troll job problems` writes; writes OUT/NAME.samples.jsonl and, last,
     OUT/sampled.json.
 
-    CONFIG says how, such as {suites: {math500: {samples: 4}}, max_tokens: 4096}.
+    CONFIG has the settings, such as {suites: {math500: {samples: 4}}, max_tokens: 4096}.
 
     Example: troll job sample-suites --config suites.yaml \
     --checkpoint Qwen/Qwen3-0.6B --data data --out samples
@@ -81,7 +81,7 @@ def sample_suites(
 @app.command()
 def grade_suites(
     data: Annotated[Path, typer.Option(help="directory with NAME/test.jsonl for each data set")],
-    out: Annotated[Path, typer.Option(help="directory with the samples; the grades go there too")],
+    out: Annotated[Path, typer.Option(help="directory with the samples, also for the grades")],
 ) -> None:
     """Grade samples of further data sets.
 
@@ -98,7 +98,7 @@ def grade_suites(
 def oracle(
     task: Task, problems: Annotated[Path, typer.Option(help="problems as JSON lines")], out: Out
 ) -> None:
-    r"""Write the reference solutions as samples, for `troll grade`.
+    r"""Write reference solutions as samples, for `troll grade`.
 
     Example: troll job oracle --task gsm8k --problems test.jsonl \
     --out oracle.jsonl
@@ -112,14 +112,14 @@ def oracle(
 @app.command()
 def benchmark_table(
     answers: Annotated[
-        list[str] | None, typer.Argument(help="LABEL=DIRECTORY with grades.json and samples.jsonl")
+        list[str] | None, typer.Argument(help="LABEL=DIRECTORY, with grades.json and samples.jsonl there")
     ] = None,
     out: Stem = Path("benchmarks"),
     skipped: Annotated[
-        Path | None, typer.Option(help="file with the reason by name for what was left out, JSON or YAML")
+        Path | None, typer.Option(help="JSON or YAML file: reason by name of a skipped data set")
     ] = None,
 ) -> None:
-    r"""Make a table of graded answers to public benchmarks.
+    r"""Make a table from graded answers to public benchmarks.
 
     Example: troll job benchmark-table oracle=gsm8k/oracle base=gsm8k/base \
     --out benchmarks
@@ -140,10 +140,10 @@ def benchmark_table(
 
 @app.command()
 def lm_eval_tasks(out: Annotated[Path, typer.Option(help="directory for lm-eval's --include_path")]) -> None:
-    r"""Write tasks for lm-eval: this package's for every mathematics set, and lm-eval's own on local data.
+    r"""Write tasks for lm-eval: mathematics data sets as this package and as lm-eval evaluate them.
 
-    `troll_*` ask and score as this package does (`troll_math_eval`: the seven sets), `local_*` as lm-eval
-    does, `prompted_*` ask as this package and score as lm-eval.
+    `troll_*` use this package's prompts and scores (`troll_math_eval`: all seven sets), `local_*` those of
+    lm-eval on local data, `prompted_*` this package's prompts and lm-eval's scores.
 
     Example: troll job lm-eval-tasks --out tasks && lm_eval run \
     --include_path tasks --tasks troll_math_eval --model hf \

@@ -1,4 +1,4 @@
-"""Jobs that read finished runs: the tidy table, and everything that is made from it."""
+"""Jobs that collect finished runs into tidy tables, and make tables, figures and verdicts from those."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,21 +15,21 @@ def collect(
     directories: Annotated[
         list[Path] | None, typer.Argument(help="directories of finished runs and base models")
     ] = None,
-    out: Annotated[Path, typer.Option(help="results/<experiment>: gets tidy/ and plan.json")] = Path(),
+    out: Annotated[Path, typer.Option(help="results/<experiment>, for tidy/ and plan.json")] = Path(),
     plan: Annotated[
-        Path | None, typer.Option(help="file of what is planned, JSON or YAML; the workflow writes it")
+        Path | None, typer.Option(help="JSON or YAML file with the planned runs; the workflow writes it")
     ] = None,
     archive: Annotated[
         Path | None, typer.Option(help="results/<experiment> with tables of finished runs")
     ] = None,
     ledger: Ledger = None,
     allow_mixed: Annotated[
-        bool, typer.Option(help="admit runs with another environment or other data; their rows are marked")
+        bool, typer.Option(help="accept runs with different environments or data, and mark their rows")
     ] = False,
 ) -> None:
-    r"""Collect runs into the tidy tables.
+    r"""Collect runs into tidy tables.
 
-    Reads run.yaml, metrics.jsonl, manifest.json and grades.json of each; writes tidy/, runs.csv.gz and
+    Reads run.yaml, metrics.jsonl, manifest.json and grades.json of each run; writes tidy/, runs.csv.gz and
     plan.json into OUT.
 
     Example: troll job collect results/testbed/runs/*/*/*/*/*/* \
@@ -48,14 +48,13 @@ def collect(
 @app.command()
 def append(
     directory: Annotated[Path, typer.Argument(help="directory of a finished run, or of a graded base model")],
-    results: Annotated[Path, typer.Option(help="results/<experiment>; the run is added to its tables")],
-    key: Annotated[str, typer.Option(help="digest of its configuration and evaluation, as it was planned")],
+    results: Annotated[Path, typer.Option(help="results/<experiment>, to whose tables the run is added")],
+    key: Annotated[str, typer.Option(help="digest of the planned configuration and evaluation")],
 ) -> None:
-    r"""Append a finished run to the tables of its experiment, where it counts as made from then on.
+    r"""Append a finished run to the tables of its experiment, so that it is not repeated.
 
-    The tables have what verdicts need; weights, samples and single optimiser steps are left out. The workflow
-    calls it where the experiment file says `archive: true`; the example shows whole commands and runs
-    nothing.
+    The tables have what verdicts need, without weights, samples and single optimiser steps. The workflow
+    calls this if the experiment file has `archive: true`; the example only shows the commands.
 
     Example: snakemake -n -p -C archive=true | grep "job append "
     """
@@ -66,7 +65,7 @@ def append(
 
 @app.command()
 def table(
-    name: Annotated[str, typer.Argument(help="its name: main, comparison, speed, stability, ...")],
+    name: Annotated[str, typer.Argument(help="main, comparison, speed, stability, ...")],
     results: Results,
     out: Stem,
     formats: Annotated[
@@ -76,8 +75,7 @@ def table(
 ) -> None:
     """Make a table as CSV and Markdown, or as LaTeX.
 
-    Reads tidy/ and plan.json of RESULTS; writes OUT.csv and OUT.md, or the formats that are named; OUT.tex
-    is LaTeX.
+    Reads tidy/ and plan.json of RESULTS; writes OUT.csv and OUT.md, or the named formats (OUT.tex: LaTeX).
 
     Example: troll job table main --results results/testbed --out main --format latex
     """
@@ -89,15 +87,15 @@ def table(
 
 @app.command()
 def figure(
-    name: Annotated[str, typer.Argument(help="its name: main, final, time, learning, projection, ...")],
+    name: Annotated[str, typer.Argument(help="main, final, time, learning, projection, ...")],
     results: Results,
     out: Stem,
-    task: Annotated[str | None, typer.Option(help="for the figures that are made for one task")] = None,
+    task: Annotated[str | None, typer.Option(help="name of the task, for figures of one task")] = None,
     formats: Formats = None,
 ) -> None:
     r"""Make a figure as PNG, or as SVG or PDF.
 
-    Reads tidy/ and plan.json of RESULTS; writes OUT.png, or the formats that are named.
+    Reads tidy/ and plan.json of RESULTS; writes OUT.png, or the named formats.
 
     Example: troll job figure learning --task chains --results results/testbed \
     --out learning --format svg
@@ -110,14 +108,14 @@ def figure(
 
 @app.command()
 def claims(
-    ledger: Annotated[list[str], typer.Argument(help="files of claims; `default`: those of the package")],
+    ledger: Annotated[list[str], typer.Argument(help="files of claims; `default`: the package's")],
     results: Results,
     out: Stem,
 ) -> None:
-    """Judge claims by the finished runs.
+    """Judge claims from the finished runs.
 
-    A claim is supported everywhere or on average, or depends on a coordinate; or its contrary holds, or it is
-    not shown; or it is inconclusive, or was not run.
+    A verdict says whether a claim is supported everywhere, supported on average, or depends on a coordinate;
+    whether its contrary holds, or it is not shown; or that it is inconclusive, or was not run.
 
     Reads the claims, and tidy/ and plan.json of RESULTS; writes OUT.md and OUT.json.
 
@@ -137,21 +135,21 @@ def claims(
 
 @app.command()
 def report(
-    results: Annotated[Path, typer.Argument(help="directory with tidy/ and plan.json of collect")],
+    results: Annotated[Path, typer.Argument(help="directory with tidy/ and plan.json")],
     table: Annotated[list[str] | None, typer.Option(help="name of a table; may be repeated")] = None,
     figure: Annotated[
         list[str] | None, typer.Option(help="name of a figure, or NAME:TASK; may be repeated")
     ] = None,
     ledger: Ledger = None,
-    command: Annotated[list[str] | None, typer.Option(help="a shell line that made the results")] = None,
+    command: Annotated[list[str] | None, typer.Option(help="shell command that made the results")] = None,
     markdown: Annotated[
-        Path | None, typer.Option(help="also a page of Markdown: verdicts, figures, tables")
+        Path | None, typer.Option(help="also write a Markdown page: verdicts, figures, tables")
     ] = None,
 ) -> None:
     r"""Make tables, figures and the page of an experiment.
 
-    Reads tidy/ and plan.json of RESULTS; writes tables/, figures/ and page.html next to them, and removes
-    those that were made before and are no longer named.
+    Reads tidy/ and plan.json of RESULTS; writes tables/, figures/ and page.html next to them. Removes earlier
+    tables and figures that are no longer named.
 
     Example: troll job report results/testbed --table main --figure final \
     --figure learning:chains

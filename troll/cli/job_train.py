@@ -1,4 +1,4 @@
-"""Jobs that make what runs start from, the files of runs, and the runs."""
+"""Jobs that make problems, tokenizers, base models and run files, and train runs."""
 
 import os
 from contextlib import nullcontext
@@ -18,9 +18,9 @@ app = typer.Typer()
 def problems(config: Config, out: Out) -> None:
     r"""Write the problems of a task: train, validation and test.
 
-    Writes train.jsonl, validation.jsonl and test.jsonl into OUT, each where it is asked for.
+    Writes train.jsonl, validation.jsonl and test.jsonl into OUT, for the splits in CONFIG.
 
-    CONFIG names the task and the sizes, such as {name: chains, train: 100, validation: 10, test: 10}.
+    CONFIG has the task and split sizes, such as {name: chains, train: 100, validation: 10, test: 10}.
 
     Example: troll job problems --config chains.yaml --out data
     """
@@ -30,7 +30,7 @@ def problems(config: Config, out: Out) -> None:
 
     given = read_settings(config, ProblemsConfig).model_dump(exclude_none=True)
     if not set(SPLITS) & set(given):
-        raise UserError(f"{config}: no split is named; at least one of {', '.join(SPLITS)} is needed")
+        raise UserError(f"{config}: names no split; at least one of {', '.join(SPLITS)} is needed")
     write_problems(given, out)
 
 
@@ -38,8 +38,8 @@ def problems(config: Config, out: Out) -> None:
 def tokenizer(config: Config, out: Out) -> None:
     r"""Train the tokenizer of an experiment's from-scratch models.
 
-    Reads nothing; writes tokenizer.json and its settings into OUT. An equal one that was made before is
-    copied from resources/base-models.
+    Writes tokenizer.json and its settings into OUT. A tokenizer that was trained before with the same
+    settings is copied from resources/base-models.
 
     CONFIG holds tasks, vocabulary and demonstrations, such as
     {tasks: {chains: {}}, vocabulary: 512, demonstrations: 20000}.
@@ -59,9 +59,9 @@ def base_model(
 ) -> None:
     r"""Train a from-scratch base model on flawed demonstrations.
 
-    Reads the tokenizer; writes checkpoint/ and manifest.json into OUT. Weights that were trained before from
-    the same settings are copied from resources/base-models. The workflow writes CONFIG; the example
-    shows a whole command and runs nothing.
+    Reads the tokenizer; writes checkpoint/ and manifest.json into OUT. Weights that were trained before with
+    the same settings are copied from resources/base-models. The workflow writes CONFIG; the example only
+    shows the command.
 
     Example: snakemake -n -p -f results/testbed/base/tiny/chains/manifest.json \
     | grep base-model
@@ -76,7 +76,7 @@ def base_model(
 def configure(config: Config, out: Out) -> None:
     r"""Write a run.yaml: everything that defines one run.
 
-    The workflow writes CONFIG; the example shows a whole command and runs nothing.
+    The workflow writes CONFIG; the example only shows the command.
 
     Example: snakemake -n -p -f \
     results/testbed/runs/tiny/chains/troll/grpo/stale/seed0/run.yaml \
@@ -90,14 +90,12 @@ def configure(config: Config, out: Out) -> None:
 
 @app.command()
 def hub_model(config: Config, out: Out, gpus: Gpus = 0) -> None:
-    """Make a base model from a pretrained one, of the hub or a package: linked, or trained first.
-
-    The environment variable TROLL_MODEL_MIRROR names a directory to read it from instead: with OWNER/NAME
-    of a model, or a package's wheel.
+    """Make a base model from a pretrained model of the hub or of a Python package.
 
     Writes manifest.json and checkpoint/ into OUT: links or, after supervised steps, the trained model.
 
-    CONFIG is what the workflow writes below .snakemake/settings.
+    Instead of downloading, it reads from the directory that TROLL_MODEL_MIRROR names, with OWNER/NAME of a
+    model, or the package's wheel. The workflow writes CONFIG below .snakemake/settings.
 
     Example: troll job hub-model --config base-model.json --out base
     """
@@ -111,7 +109,7 @@ def hub_model(config: Config, out: Out, gpus: Gpus = 0) -> None:
 
 @app.command()
 def train(
-    run: Annotated[Path, typer.Argument(help="a run.yaml; results go to its directory")],
+    run: Annotated[Path, typer.Argument(help="a run.yaml; results are written next to it")],
     base: Annotated[Path, typer.Option(help="checkpoint of the base model")],
     data: Annotated[Path, typer.Option(help="directory with the task's problems")],
     tracking: Annotated[
@@ -120,8 +118,8 @@ def train(
     not_finite: Annotated[
         Literal["stop", "zero"],
         typer.Option(
-            envvar="TROLL_NOT_FINITE",  # of the experiment file, by the workflow: it is no part of a run
-            help="if the loss is not finite: an error (stop), or a finished run that solves nothing (zero)",
+            envvar="TROLL_NOT_FINITE",  # set by the workflow from the experiment file; not part of a run
+            help="if the loss is not finite: stop with an error, or count the run as solving nothing (zero)",
         ),
     ] = "stop",
     on_limit: Annotated[
@@ -131,7 +129,7 @@ def train(
 ) -> None:
     r"""Train one run, or resume it where it was interrupted.
 
-    SIGUSR1 and SIGTERM save the state at the end of the rollout batch, and end with status 75.
+    After SIGUSR1 or SIGTERM it saves its state at the end of the rollout batch, and exits with status 75.
 
     Reads run.yaml, the base model and DATA/{train,validation}.jsonl; writes metrics.jsonl, checkpoint/ and
     manifest.json next to run.yaml.
@@ -163,12 +161,12 @@ def train(
             from troll.common.gpus import require_gpus
 
             require_gpus(gpus, "training.gpus")
-        # Of the processes that share this machine and this run the first holds the directory for all.
+        # Of the processes of a run, the first locks the directory for all.
         held = only_writer(run.parent) if rank in (None, "0") else nullcontext(False)
         with explained(run.parent), held as waited:
             finished = read_json(manifest)["config"] if waited and manifest.exists() else None
             if finished is not None and digest_of_json(finished) == digest_of_json(config.model_dump()):
-                return  # the attempt that was waited for finished this very run
+                return  # another attempt, for which this one waited, finished the run
             from troll.training.run import train_run
 
             train_run(config, base, data, run.parent, tracking, not_finite)

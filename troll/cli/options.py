@@ -1,4 +1,4 @@
-"""What several commands' options share."""
+"""Options that several commands share, and readers of their values."""
 
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -14,51 +14,51 @@ _ADDED = (".csv", ".md", ".tex", ".json", ".png", ".svg", ".pdf")
 
 
 def without_suffix(path: Path | None) -> Path | None:
-    """A path to which suffixes are added: one that somebody wrote already is not there twice."""
+    """Drops a suffix that the command adds itself, so that OUT.csv is accepted for OUT."""
     return path.with_suffix("") if path is not None and path.suffix in _ADDED else path
 
 
 Out = Annotated[Path, typer.Option(help="where to write")]
 Stem = Annotated[Path, typer.Option(help="where to write; suffixes are added", callback=without_suffix)]
 Log = Annotated[Path | None, typer.Option(help="file for everything but progress and errors")]
-Config = Annotated[Path, typer.Option(help="file of resolved settings, JSON or YAML; the workflow writes it")]
+Config = Annotated[Path, typer.Option(help="JSON or YAML file of complete settings; the workflow writes it")]
 
 File = Annotated[Path, typer.Argument(help="an experiment file")]
-ProtocolFile = Annotated[Path, typer.Argument(help="the protocol: rules, their spaces, seeds")]
-ResultsRoot = Annotated[Path, typer.Option("--results", help="directory that holds results by experiment")]
+ProtocolFile = Annotated[Path, typer.Argument(help="file of a protocol: rules, their search spaces, seeds")]
+ResultsRoot = Annotated[Path, typer.Option("--results", help="directory with the results of each experiment")]
 DEFAULT_RESULTS = Path("results")
-Only = Annotated[list[str] | None, typer.Option(help="a group of its runs; may be repeated")]
-Cores = Annotated[int, typer.Option(help="processors; 0 for all", min=0)]
+Only = Annotated[list[str] | None, typer.Option(help="a group of runs; may be repeated")]
+Cores = Annotated[int, typer.Option(help="CPU cores; 0 for all", min=0)]
 
-Results = Annotated[Path, typer.Option(help="directory with tidy/ and plan.json, as collect wrote them")]
+Results = Annotated[Path, typer.Option(help="directory with tidy/ and plan.json")]
 Formats = Annotated[
-    list[str] | None, typer.Option("--format", help="png, svg or pdf; may be repeated; default png")
+    list[str] | None, typer.Option("--format", help="png, svg or pdf; may be repeated; default: png")
 ]
 Ledger = Annotated[
-    list[str] | None, typer.Option(help="a file of claims; may be repeated; default the experiment's")
+    list[str] | None, typer.Option(help="a file of claims; may be repeated; default: the experiment's")
 ]
 
 Task = Annotated[str, typer.Option(help="name of the task")]
-Gpus = Annotated[int, typer.Option(help="fail if there are fewer GPUs; 0 uses one if there is one", min=0)]
+Gpus = Annotated[int, typer.Option(help="required number of GPUs; 0 uses one if there is one", min=0)]
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """The mapping in a file of JSON or YAML; a UserError names what is wrong with it."""
-    settings = read_json(path) if path.suffix == ".json" else read_yaml(path, "file of settings")
+    """Reads a mapping from a JSON or YAML file; `UserError` if the file has something else."""
+    settings = read_json(path) if path.suffix == ".json" else read_yaml(path, "settings file")
     if not isinstance(settings, dict):
         raise UserError(f"{path}: must be a mapping of settings (found {type(settings).__name__})")
     return settings
 
 
 def read_settings(path: Path, model: type[_Model]) -> _Model:
-    """As `read_mapping`, with every key and value checked."""
+    """Reads settings from a JSON or YAML file and validates them."""
     return validated(model, read_mapping(path), path)
 
 
 def seed_list(text: str) -> list[int]:
-    """The seeds of an option such as ``0,1,2``."""
+    """Parses the seeds of an option such as ``0,1,2``."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts) or len({*map(int, parts)}) < len(parts):
         raise UserError(f"--seeds: must be a list of distinct integers, such as 0,1,2 (got {text!r})")

@@ -1,4 +1,4 @@
-"""The commands for people: run, look before and after, rank, grade."""
+"""The user commands: run, check, doctor, fetch, rehearse, status, compare, rank, grade."""
 
 import os
 import sys
@@ -31,10 +31,10 @@ _DEFAULT = "workflow/config/testbed.yaml"
 
 
 class _WithTargets(TyperCommand):
-    """Takes what follows `--` for targets, also where no experiment stands before it."""
+    """Parses words after `--` as targets, even if no experiment file precedes them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Reads what stands before the targets."""
+        """Splits off the targets and parses the other words."""
         end = args.index("--") if "--" in args else len(args)
         ctx.meta["targets"] = args[end + 1 :]
         return super().parse_args(ctx, args[:end])
@@ -47,18 +47,18 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="[EXPERIMENT] [OPTIONS]...",
-            help="an experiment file, by default the testbed's; then options of Snakemake",
+            help="an experiment file (default: testbed.yaml), then options of Snakemake",
         ),
     ] = None,
-    cores: Annotated[str, typer.Option("--cores", "-c", help="processors: a number, or all")] = "all",
+    cores: Annotated[str, typer.Option("--cores", "-c", help="number of CPU cores, or all")] = "all",
     minutes: Annotated[
-        str | None, typer.Option(help="start no further seeds after so many; default the file's")
+        str | None, typer.Option(help="start no further seeds after so many minutes; default: the file's")
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="seeds instead of the file's: 0,1,2")] = None,
 ) -> None:
     """Run an experiment: models, training, evaluation, tables, page.
 
-    You can interrupt it at any time: the same command continues. Targets of Snakemake come after `--`.
+    You can interrupt it at any time: the same command resumes. Targets of Snakemake come after `--`.
 
     Example: troll run workflow/config/testbed.yaml --cores 2
     """
@@ -83,17 +83,17 @@ def run(
 def check(
     experiment: Annotated[Path | None, typer.Argument(help="an experiment file")] = None,
     results: ResultsRoot = DEFAULT_RESULTS,
-    names: Annotated[bool, typer.Option("--names", help="only the names of the runs, one per line")] = False,
-    cost: Annotated[bool, typer.Option("--cost", help="only an estimate of GPU-hours and disk")] = False,
+    names: Annotated[bool, typer.Option("--names", help="only list the names of the runs")] = False,
+    cost: Annotated[bool, typer.Option("--cost", help="only estimate GPU-hours and disk space")] = False,
     rule: Annotated[
         str | None,
-        typer.Option(help="show the settings of a trust region instead: its name or my_rules.py:soft_wall"),
+        typer.Option(help="instead show the settings of a trust region: its name, or my_rules.py:soft_wall"),
     ] = None,
 ) -> None:
     """Check an experiment file and show what it will do.
 
-    Reads the claims files that it names too. Times come from earlier runs of this machine in results/, if
-    there are any; --cost estimates runs, GPU-hours and disk by group.
+    Also checks the claims files that it names. Times come from earlier runs of this machine in results/, if
+    there are any; --cost estimates runs, GPU-hours and disk space by group.
 
     Example: troll check workflow/config/testbed.yaml
     """
@@ -119,14 +119,14 @@ def check(
 @app.command()
 def doctor(
     experiment: Annotated[
-        Path | None, typer.Argument(help="an experiment file; without it only the machine is checked")
+        Path | None, typer.Argument(help="an experiment file; without one, only the machine is checked")
     ] = None,
     results: ResultsRoot = DEFAULT_RESULTS,
-    offline: Annotated[bool, typer.Option("--offline", help="do not try to reach the hub")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="do not contact the hub")] = False,
 ) -> None:
     """Check this machine: what is missing, and how to fix it.
 
-    Exits with 1 if the experiment cannot run here.
+    Exits with status 1 if the experiment cannot run here.
 
     Example: troll doctor workflow/config/testbed.yaml
     """
@@ -144,10 +144,10 @@ def doctor(
 def fetch(experiment: File, only: Only = None) -> None:
     """Download the models and data of an experiment.
 
-    Their revisions and digests go to the lock file.
+    Records their revisions and digests in the lock file.
 
-    Run it where the hub can be reached, as often as it takes: it resumes where it stopped. Jobs on machines
-    that cannot reach the hub then run with HF_HUB_OFFLINE=1, with the same HF_HOME and lock file.
+    Run it on a machine that can reach the hub; if interrupted, it resumes. Jobs on machines that cannot reach
+    the hub then need HF_HUB_OFFLINE=1, and the same HF_HOME and lock file.
 
     Example: troll fetch workflow/config/paper.yaml --only paper_sizes
     """
@@ -161,21 +161,21 @@ def fetch(experiment: File, only: Only = None) -> None:
 def rehearse(
     experiment: File,
     only: Only = None,
-    full: Annotated[bool, typer.Option("--full", help="all runs, not a pairwise cover of them")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="keep the runs and models")] = False,
+    full: Annotated[bool, typer.Option("--full", help="all runs, not only a pairwise cover")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="keep runs and models")] = False,
     plan_only: Annotated[
-        bool, typer.Option("--plan-only", help="check sources, partitions and figures; run nothing")
+        bool, typer.Option("--plan-only", help="only check sources, partitions and figures")
     ] = False,
     cores: Cores = 0,
     profile: Annotated[
-        Path, typer.Option(help="Snakemake profile with the partitions that the jobs must fit")
+        Path, typer.Option(help="Snakemake profile with the partitions that jobs must fit")
     ] = Path("workflow/profiles/slurm"),
     results: ResultsRoot = DEFAULT_RESULTS,
 ) -> None:
     """Run a small copy of an experiment, to find what would fail.
 
     Runs are shrunk by fixed rules, models replaced by random ones, and missing data by built-in rows; results
-    go to results/rehearsal-NAME. Exits with 1 if a check fails.
+    go to results/rehearsal-NAME. Exits with status 1 if a check fails.
 
     Example: troll rehearse workflow/config/paper.yaml --only paper_sizes
     """
@@ -199,7 +199,7 @@ def rehearse(
 
 
 def _keep_offline() -> None:
-    """Nothing is downloaded: libraries read the variable once; this command asks the hub itself."""
+    """Makes libraries offline, which read HF_HUB_OFFLINE at import; the command itself may ask the hub."""
     name, before = "HF_HUB_OFFLINE", os.environ.get("HF_HUB_OFFLINE")
     os.environ[name] = "1"
     import datasets  # noqa: F401
@@ -217,12 +217,12 @@ def status(
     seeds: Annotated[str | None, typer.Option(help="seeds instead of the file's: 0,1,2")] = None,
     only: Only = None,
     watch: Annotated[bool, typer.Option("--watch", help="keep running and show changes")] = False,
-    every: Annotated[float, typer.Option(help="with --watch: seconds between updates", min=0.2)] = 2.0,
+    every: Annotated[float, typer.Option(help="seconds between updates with --watch", min=0.2)] = 2.0,
 ) -> None:
     """Show the state of every run of an experiment.
 
-    A run is done, running (with step and time left), failed (with reason and log), stopped, trained or
-    missing. The command only reads files, so it works on a cluster's login node too.
+    A run is done, running (with step and remaining time), failed (with reason and log), stopped, trained or
+    missing. The command only reads files, so it also works on a cluster's login node.
 
     Example: troll status workflow/config/testbed.yaml --watch
     """
@@ -244,7 +244,7 @@ def status(
     from rich.live import Live
     from rich.text import Text
 
-    # An interrupt is how watching ends.
+    # An interrupt ends watching.
     with suppress(KeyboardInterrupt), Live(auto_refresh=False, vertical_overflow="ellipsis") as live:
         while True:
             live.update(Text("\n".join(lines()), no_wrap=True, overflow="ellipsis"), refresh=True)
@@ -254,14 +254,14 @@ def status(
 @app.command()
 def compare(
     results: Annotated[Path, typer.Argument(help="directory of your results")],
-    reference: Annotated[Path | None, typer.Option(help="directory of other results; default git's")] = None,
-    revision: Annotated[str, typer.Option(help="commit or tag of the reference results")] = "HEAD",
-    exact: Annotated[bool, typer.Option("--exact", help="name every run that differs; fail if any")] = False,
+    reference: Annotated[Path | None, typer.Option(help="directory of other results; default: git's")] = None,
+    revision: Annotated[str, typer.Option(help="commit or tag of the reference results in git")] = "HEAD",
+    exact: Annotated[bool, typer.Option("--exact", help="list every run that differs; fail if any")] = False,
 ) -> None:
-    """Do my runs replicate the released ones?
+    """Check whether your runs replicate the released ones.
 
     Says how many settings are within the prediction interval of the release, and how many runs equal it to
-    the last digit. Exits with 1 if more settings are outside than chance explains.
+    the last digit. Exits with status 1 if more settings are outside than chance explains.
 
     Example: troll compare results/testbed
     """
@@ -287,26 +287,24 @@ def rank(
         str, typer.Argument(metavar="RULE|PROTOCOL", help="my_rules.py:soft_wall, or a protocol.yaml")
     ],
     space: Annotated[
-        list[str] | None, typer.Option(help="values of a setting of RULE to try, name=1,2,3; may be repeated")
+        list[str] | None, typer.Option(help="values to try of a setting of RULE, name=1,2,3; may be repeated")
     ] = None,
     protocol: Annotated[
-        Path | None, typer.Option(help="protocol for RULE; default workflow/config/ranking.yaml")
+        Path | None, typer.Option(help="protocol for RULE; default: workflow/config/ranking.yaml")
     ] = None,
-    board: Annotated[
-        Path | None, typer.Option(help="results/NAME with a board made by the same protocol")
-    ] = None,
+    board: Annotated[Path | None, typer.Option(help="results/NAME with a board of the same protocol")] = None,
     rule: Annotated[
-        list[str] | None, typer.Option(help="one of the rules of PROTOCOL; may be repeated; default all")
+        list[str] | None, typer.Option(help="a rule of PROTOCOL; may be repeated; default: all")
     ] = None,
     cores: Cores = 0,
 ) -> None:
     """Rank your own trust region, or run a whole protocol.
 
     RULE gets what every rule of the protocol gets: the contract tests, the same number of trials (runs that
-    try settings), and fresh seeds with the best settings. PROTOCOL runs all trials of its rules, the fresh
-    seeds, and the board (the table of results).
+    try settings), and fresh seeds with the best settings. PROTOCOL runs all trials of its rules and the fresh
+    seeds, and makes the board (the table of results).
 
-    You can interrupt it at any time: the same command continues, and no run is made twice. The board is in
+    You can interrupt it at any time: the same command resumes, and no run is repeated. The board is in
     results/ranking-NAME for a rule, and in results/NAME for a protocol.
 
     Example: troll rank my_rules.py:soft_wall --space coefficient=0.1,1,10
@@ -319,7 +317,7 @@ def rank(
         lines = run_protocol(Path(what), rule or (), cores)
     else:
         if rule:
-            raise UserError("rank: --rule chooses rules of a protocol; name one: troll rank PROTOCOL.yaml")
+            raise UserError("rank: --rule chooses rules of a protocol; give one: troll rank PROTOCOL.yaml")
         from troll.operations.rank import PROTOCOL
         from troll.operations.rank import rank as rank_rule
 
@@ -335,41 +333,41 @@ def grade(
     checkpoint: Annotated[Path | None, typer.Option(help="a saved model")] = None,
     samples: Annotated[Path | None, typer.Option(help="existing samples to grade, as JSON lines")] = None,
     problems: Annotated[
-        Path | None, typer.Option(help="problems as JSON lines; default the public data set named by TASK")
+        Path | None, typer.Option(help="problems as JSON lines; default: the public data set TASK")
     ] = None,
-    split: Annotated[str | None, typer.Option(help="split of the public data set; default test")] = None,
+    split: Annotated[str | None, typer.Option(help="split of the public data set; default: test")] = None,
     only_present: Annotated[
         bool, typer.Option("--only-present", help="grade only the problems that have a sample")
     ] = False,
     per_problem: Annotated[int, typer.Option(help="samples for each problem", min=1)] = 8,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 1.0,
-    max_tokens: Annotated[int, typer.Option(help="longest response")] = 64,
-    batch_size: Annotated[int, typer.Option(help="responses at a time")] = 256,
-    seed: Annotated[int, typer.Option(help="seed of the random streams")] = 0,
-    chat: Annotated[str, typer.Option(help="chat template: on, off; auto: if there is one")] = "auto",
+    max_tokens: Annotated[int, typer.Option(help="maximum length of a response")] = 64,
+    batch_size: Annotated[int, typer.Option(help="responses per batch")] = 256,
+    seed: Annotated[int, typer.Option(help="random seed")] = 0,
+    chat: Annotated[str, typer.Option(help="chat template: on, off, or auto (if there is one)")] = "auto",
     thinking: Annotated[
-        bool, typer.Option("--thinking", help="let a model that can (Qwen3) think first")
+        bool, typer.Option("--thinking", help="enable the thinking mode of models that have one (Qwen3)")
     ] = False,
     cut_prompts: Annotated[
-        bool, typer.Option("--cut-prompts", help="cut the start of prompts that are too long")
+        bool, typer.Option("--cut-prompts", help="truncate the start of prompts that are too long")
     ] = False,
     engine: Annotated[str, typer.Option(help="transformers or vllm")] = "transformers",
     engine_options: Annotated[
-        Path | None, typer.Option(help="file with arguments of vllm.LLM, JSON or YAML")
+        Path | None, typer.Option(help="JSON or YAML file with arguments of vllm.LLM")
     ] = None,
     gpus: Gpus = 0,
 ) -> None:
     r"""Sample a checkpoint's responses to a task, and grade them.
 
     Writes grades to OUT and the samples next to it; with --samples FILE it only grades those. Answers to
-    public data are also scored by lm-eval or evalplus, and disagreements.jsonl is written next to OUT.
+    public data sets are also scored by lm-eval or evalplus, with differences in disagreements.jsonl.
 
     Example: troll grade --task chains --out grades.json \
     --checkpoint results/testbed/base/tiny/chains/checkpoint \
     --problems results/testbed/data/chains/test.jsonl
     """
     if (checkpoint is None) == (samples is None):
-        raise UserError("grade: name a model, --checkpoint DIRECTORY, or samples that exist, --samples FILE")
+        raise UserError("grade: name a model, --checkpoint DIRECTORY, or existing samples, --samples FILE")
     from troll.evaluation.grading import beside, problems_of
     from troll.evaluation.grading import grade as judge
 

@@ -1,4 +1,4 @@
-"""What a release takes: generated pages, checks of what is released, the site, the steps of a board."""
+"""Commands for releases: generated pages, checks of released results, the site, steps of a leaderboard."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,7 @@ from troll.cli.options import Formats, Ledger, ProtocolFile, Results
 from troll.common.errors import UserError
 from troll.common.progress import say
 
-app = typer.Typer(no_args_is_help=True, help="What a release takes, for maintainers.")
+app = typer.Typer(no_args_is_help=True, help="Commands for releases, for maintainers.")
 
 
 @app.command()
@@ -17,19 +17,17 @@ def readme(
     results: Results,
     pages: Annotated[list[Path] | None, typer.Argument(help="Markdown files; README.md by default")] = None,
     ledger: Ledger = None,
-    also: Annotated[
-        list[Path] | None, typer.Option(help="further released results that verdicts are about")
-    ] = None,
-    board: Annotated[Path, typer.Option(help="directory of the leaderboard; none if there is none")] = Path(
+    also: Annotated[list[Path] | None, typer.Option(help="further released results with verdicts")] = None,
+    board: Annotated[Path, typer.Option(help="directory of the leaderboard, if there is one")] = Path(
         "results/leaderboard"
     ),
     check_only: Annotated[
-        bool, typer.Option("--check", help="change nothing; fail if it is out of date")
+        bool, typer.Option("--check", help="change nothing; fail if a page is out of date")
     ] = False,
 ) -> None:
-    """Write the generated blocks of the README and of other pages.
+    """Write the generated blocks of the README and other pages.
 
-    They come from the tidy tables of the results that are named; `make readme` names all that are released.
+    They are made from the tidy tables of RESULTS and ALSO; `make readme` passes all released results.
 
     Example: make readme
     """
@@ -42,16 +40,18 @@ def readme(
 def check_results(
     results: Annotated[Path, typer.Argument(help="directory of released results")],
     ledger: Ledger = None,
-    write: Annotated[bool, typer.Option("--write", help="write what differs instead of failing")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="write files that differ instead of failing")
+    ] = False,
     release: Annotated[
         bool, typer.Option("--release", help="also refuse runs from uncommitted source")
     ] = False,
 ) -> None:
     """Make released tables and figures again and compare.
 
-    They are made from the tidy table next to them; the leaderboard from the runs behind it; costs, errors of
-    approximation and the graders' audit from their measurements. Any difference is an error, or is written
-    with --write.
+    They are made from the tidy tables next to them; the leaderboard from its runs; costs, approximation
+    errors and the graders' audit from their measurements. A difference is an error, or is written with
+    --write.
 
     Example: troll release check results/testbed
     """
@@ -74,13 +74,15 @@ def check_results(
 
 @app.command()
 def comparisons(
-    results: Annotated[list[Path], typer.Argument(help="directories of results that make one family")],
+    results: Annotated[
+        list[Path], typer.Argument(help="directories of results, as one family of comparisons")
+    ],
     out: Annotated[Path, typer.Option(help="directory for comparisons.csv and .md, and forest.png")],
     formats: Formats = None,
 ) -> None:
-    r"""List and draw the comparisons of several experiments.
+    r"""List and plot the comparisons of several experiments.
 
-    Each is listed once, with p-values corrected for their number.
+    Each is listed once, with p-values corrected for the number of comparisons.
 
     Example: troll release comparisons results/testbed results/testbed-estimators \
     --out statistics
@@ -104,14 +106,14 @@ def site(
     out: Annotated[Path, typer.Option(help="directory of the site")] = Path("build/site"),
     root: Annotated[Path, typer.Option(help="checkout of the repository")] = Path(),
     repository: Annotated[
-        str | None, typer.Option(help="its web address, for links to files that the site does not hold")
+        str | None, typer.Option(help="web address of the repository, for links to files outside the site")
     ] = None,
-    revision: Annotated[str, typer.Option(help="branch, tag or commit that such links show")] = "main",
+    revision: Annotated[str, typer.Option(help="branch, tag or commit of these links")] = "main",
     address: Annotated[str | None, typer.Option(help="web address where the site will be")] = None,
 ) -> None:
-    """Write the pages of the site; `make site` then builds it.
+    """Write the pages of the site, which `make site` then builds.
 
-    They are the Markdown that git tracks: README.md, docs/ and results/, with figures and sortable tables.
+    They are the Markdown that git tracks (README.md, docs/, results/), with figures and sortable tables.
 
     Example: troll release site --out build/site
     """
@@ -128,8 +130,10 @@ def site(
 
 
 @app.command()
-def schema(out: Annotated[Path, typer.Option(help="*.json: for editors; *.md: for people")]) -> None:
-    """Write what an experiment file may hold.
+def schema(
+    out: Annotated[Path, typer.Option(help="*.json: a schema for editors; *.md: a page for people")],
+) -> None:
+    """Write the schema of experiment files, or their reference page.
 
     Example: troll release schema --out experiment.schema.json
     """
@@ -138,31 +142,31 @@ def schema(out: Annotated[Path, typer.Option(help="*.json: for editors; *.md: fo
 
     makers = {".json": schema_text, ".md": reference}
     if out.suffix not in makers:
-        raise UserError(f"--out: {out} should end in {' or '.join(makers)}")
+        raise UserError(f"--out: {out} must end in {' or '.join(makers)}")
     write_text(out, makers[out.suffix]())
 
 
 Trials = Annotated[
-    list[Path], typer.Option(help="results/<experiment> of the trials; once for each round, in order")
+    list[Path], typer.Option(help="results/<experiment> of the trials; once per round, in order")
 ]
 
 
 @app.command()
 def trials(
     protocol: ProtocolFile,
-    out: Annotated[Path, typer.Option(help="the experiment file")],
+    out: Annotated[Path, typer.Option(help="the experiment file to write")],
     rule: Annotated[
         list[str] | None,
-        typer.Option(help="one of its rules; may be repeated; by default all, and the board grows with each"),
+        typer.Option(help="a rule of the protocol; may be repeated; default: all"),
     ] = None,
     results: Annotated[
         list[Path] | None,
-        typer.Option(help="results/<experiment> of a finished round; once for each round, in order"),
+        typer.Option(help="results/<experiment> of a finished round; once per round, in order"),
     ] = None,
 ) -> None:
-    r"""Write the experiment of all trials, or of the next round of tuning.
+    r"""Write the experiment file of all trials, or of the next round of tuning.
 
-    Reads the protocol, and tidy/ of RESULTS; writes an experiment file.
+    Reads the protocol, and tidy/ of RESULTS; writes OUT.
 
     Example: troll release trials workflow/config/leaderboard.yaml \
     --out trials.yaml
@@ -176,23 +180,21 @@ def trials(
 def final(
     protocol: ProtocolFile,
     results: Trials,
-    out: Annotated[Path, typer.Option(help="directory for an experiment file of each task")],
+    out: Annotated[Path, typer.Option(help="directory for one experiment file per task")],
     rule: Annotated[
         list[str] | None,
-        typer.Option(help="one of its rules; may be repeated; by default those that have trials in RESULTS"),
+        typer.Option(help="a rule of the protocol; may be repeated; default: those with trials in RESULTS"),
     ] = None,
     fresh: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="results/<experiment> of fresh seeds so far, once for each task; gives the next look"
-        ),
+        typer.Option(help="results/<experiment> of fresh seeds so far, once per task; writes the next look"),
     ] = None,
 ) -> None:
-    r"""Choose the best trial of each rule, and write the experiments of fresh seeds.
+    r"""Choose the best trial of each rule, and write the experiment files of fresh seeds.
 
-    Reads tidy/ of RESULTS; writes OUT/TASK.yaml. Where the protocol ranks each
-    rule for itself, rules get the seeds of the first look, and with FRESH those
-    of the next one, if they continue.
+    Reads tidy/ of RESULTS; writes OUT/TASK.yaml. If the protocol ranks each rule
+    separately, rules get the seeds of the first look and, with FRESH, those that
+    continue get the seeds of the next look.
 
     Example: troll release final workflow/config/leaderboard.yaml \
     --results results/leaderboard-trials --out final
@@ -206,17 +208,15 @@ def final(
 def board(
     protocol: ProtocolFile,
     trials: Trials,
-    final: Annotated[
-        list[Path], typer.Option(help="results/<experiment> of fresh seeds; once for each task")
-    ],
+    final: Annotated[list[Path], typer.Option(help="results/<experiment> of fresh seeds; once per task")],
     out: Annotated[Path, typer.Option(help="directory of the board")],
 ) -> None:
     r"""Make the board from finished experiments: tables and figures.
 
-    Reads tidy/ of each; writes board, trials, levels (CSV, Markdown), the
-    figures differences, budget and profile, and protocol.yaml into OUT.
-    Where the protocol has contrasts, also the table and figure contrasts; what
-    the protocol says about the outcome is printed.
+    Reads tidy/ of each; writes the tables board, trials and levels (CSV, Markdown),
+    the figures differences, budget and profile, and protocol.yaml into OUT; if the
+    protocol has contrasts, also the table and figure contrasts. Prints what the
+    protocol says about the outcome.
 
     Example: troll release board workflow/config/leaderboard.yaml \
     --trials results/leaderboard-trials --final results/leaderboard-locks \
