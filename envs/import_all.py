@@ -1,8 +1,7 @@
-"""Imports what the commands import, so that it is compiled once, when the environment is made.
+"""Imports what the commands import, so that it is compiled once, when the environment is created.
 
-Python compiles a module when it is first imported and keeps the result, but not where it is told to keep none
-(PYTHONDONTWRITEBYTECODE, as in many containers): each process would compile the libraries anew then, which
-takes it twenty seconds.
+Python does not keep compiled modules if PYTHONDONTWRITEBYTECODE is set, as in many containers; each process
+would then compile the libraries again, which takes twenty seconds.
 """
 
 import importlib
@@ -16,7 +15,7 @@ from troll.common.processor import quiet_libraries  # noqa: E402
 from troll.warm.server import MODULES  # noqa: E402
 
 quiet_libraries()
-# The workflow itself, what graders start beside the commands, and what tests use.
+# The workflow, programs that graders start, and libraries of the tests.
 OTHERS = (
     *("snakemake.cli", "troll.cli.app", "troll.operations.rehearsal.run"),
     *("snakemake.report.html_reporter", "snakemake.storage", "snakemake_executor_plugin_slurm", "smart_open"),
@@ -25,5 +24,5 @@ OTHERS = (
     *("pytest", "hypothesis", "jsonschema"),
 )
 for name in dict.fromkeys([*OTHERS, *(name for names in MODULES.values() for name in names)]):
-    with suppress(Exception):  # an environment for vLLM lacks some; what is missing is said by what needs it
+    with suppress(Exception):  # the vLLM environment lacks some; commands report what they miss
         importlib.import_module(name)

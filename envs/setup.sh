@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Creates the environment: setup.sh DIRECTORY, that of vLLM where VLLM is set. TORCH=cpu takes torch's CPU build although
-# there is an NVIDIA GPU. Safe to interrupt and to repeat.
+# Creates the environment in a directory: setup.sh DIRECTORY. VLLM=1 creates the one with vLLM; TORCH=cpu installs torch's
+# CPU build even if there is an NVIDIA GPU. Safe to interrupt and to repeat.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${1:?usage: setup.sh DIRECTORY}
@@ -11,26 +11,26 @@ constraints=$here/envs/constraints.txt requirements=$here/envs/requirements.txt 
 say() { printf '[env] %s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-case $here in *[{}]*) die "$here: setuptools and Snakemake take braces in a path for names; move the checkout to a directory without" ;; esac
+case $here in *[{}]*) die "$here: setuptools and Snakemake do not support braces in a path; move the checkout to a path without braces" ;; esac
 command -v "$python" >/dev/null 2>&1 ||
-    die "$python is not there; Python 3.11 to 3.13 is needed, name it: make env PYTHON=python3.12"
+    die "$python: not found; Python 3.11 to 3.13 is needed: make env PYTHON=python3.12"
 "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null ||
-    die "Python 3.11 to 3.13 is needed, and $python is $("$python" --version 2>&1); name another: make env PYTHON=python3.12"
+    die "$python is $("$python" --version 2>&1), but Python 3.11 to 3.13 is needed: make env PYTHON=python3.12"
 "$python" -c 'import venv, ensurepip' 2>/dev/null ||
     die "$python has no venv module; on Debian: sudo apt-get install python3-venv"
 
 if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     [ ! -e "$venv" ] || [ -e "$venv/pyvenv.cfg" ] || [ -d "$venv" -a -z "$(ls -A "$venv" 2>/dev/null)" ] ||
-        die "$venv is there and is no Python environment; name another place: make env VENV=.venv"
+        die "$venv exists and is not a Python environment; choose another path: make env VENV=.venv"
     say "creating $venv"
     rm -rf "$venv"
     "$python" -m venv "$venv"
 fi
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
-# import_all.py compiles what is imported; compiling all of it takes a minute, and most is never imported.
+# Not compiled here: import_all.py compiles the imported part; compiling everything takes a minute.
 install() { pip install -qq --no-compile "$@"; }
 
-# torch first: without a GPU a CPU build saves gigabytes. Three sources are tried in turn: a CPU build among the
+# torch first: without a GPU, a CPU build saves gigabytes. Three sources are tried in turn: a CPU build in the
 # configured indexes, PyTorch's own CPU index, and the plain package (CUDA on Linux).
 torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' "$constraints")
 if ! "$venv/bin/python" -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$torch')" 2>/dev/null; then
@@ -41,13 +41,13 @@ if ! "$venv/bin/python" -c "import torch, sys; sys.exit(torch.__version__.split(
         say "installing torch $torch for the CPU ($([ "${TORCH:-}" = cpu ] && echo "TORCH=cpu" || echo "no NVIDIA GPU found"))"
         install "torch==$torch+cpu" 2>/dev/null ||
             install --retries 1 --index-url https://download.pytorch.org/whl/cpu "torch==$torch" 2>/dev/null ||
-            { say "download.pytorch.org cannot be reached; installing torch with CUDA, which takes 4 GB more"
+            { say "download.pytorch.org cannot be reached; installing torch with CUDA, which needs 4 GB more"
               install "torch==$torch"; }
     fi
 fi
 say "installing the pinned packages (a few minutes)"
-# With hashes, so that pip takes the files that were published when the pins were made and no others. setuptools first:
-# it builds what comes as source. The last line adds the package itself, and what another Python needs beyond the pins.
+# With hashes, so that pip only accepts the files that were published when the pins were made. setuptools first, because it
+# builds source packages. The last line adds the package itself, and what other Python versions need beyond the pins.
 held() { install --require-hashes --no-deps --no-build-isolation --requirement "$1"; }
 held <(sed -n '/^setuptools==/,/[^\\]$/p' "$requirements")
 held "$requirements"
@@ -55,7 +55,7 @@ install --no-build-isolation --constraint "$constraints" --editable "$here[$extr
 "$venv/bin/python" "$here/envs/import_all.py" >/dev/null 2>&1 || true
 pip check >/dev/null || say "warning: $(pip check 2>&1 | head -n 1)"
 
-# Model-written code runs under bubblewrap; without it the code task is skipped, and every table says so.
+# Model-written code runs under bubblewrap; without it, the code task is skipped, and every table says so.
 if ! command -v bwrap >/dev/null 2>&1; then
     if command -v apt-get >/dev/null 2>&1 && { [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; }; then
         say "installing bubblewrap"

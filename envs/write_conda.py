@@ -1,9 +1,9 @@
 """Writes the conda environments of the workflow from the pins: ``python envs/write_conda.py``.
 
-Snakemake copies an environment file before conda reads it, so that relative paths in it lead nowhere: pins
-stand in the file, and the package itself is installed by the post-deploy script beside it, which runs where
-the workflow runs. What a kind of work needs is read from pyproject.toml and the metadata of the installed
-packages, what version from constraints.txt.
+Snakemake copies an environment file before conda reads it, so that it cannot contain relative paths: it lists
+the pins, and the post-deploy script next to it, which runs in the workflow's directory, installs the package
+itself. The packages of an environment are read from pyproject.toml and the metadata of installed packages,
+their versions from constraints.txt.
 """
 
 import re
@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 HERE = Path(__file__).parent
 EXTRAS = {"train": "train", "evaluate": "evaluate", "analyse": "workflow"}
-# vLLM is not installed where this runs, so what it needs cannot be read: it gets all of its pins.
+# vLLM is not installed here, so its requirements cannot be read: its environment gets all of its pins.
 WHOLE = {"vllm": "constraints-vllm.txt"}
 
 _HEAD = """# For clusters that install software with conda: `snakemake --sdm conda`. Written by
@@ -31,12 +31,12 @@ dependencies:
   - pip:
 """
 _DEPLOY = """#!/usr/bin/env bash
-# Runs in the new environment, in the directory where Snakemake was started: the checkout, if
-# TROLL_CHECKOUT names no other. Written by `make docs`.
+# Runs in the new environment, in the directory where Snakemake was started, which must be the checkout
+# unless TROLL_CHECKOUT names one. Written by `make docs`.
 set -euo pipefail
 checkout=${TROLL_CHECKOUT:-.}
 if [ ! -d "$checkout/troll" ]; then
-    echo "error: $checkout is no checkout of troll; name one by TROLL_CHECKOUT=/path/to/checkout" >&2
+    echo "error: $checkout is not a checkout of troll; set TROLL_CHECKOUT=/path/to/checkout" >&2
     exit 1
 fi
 python -m pip install --no-deps --no-build-isolation --editable "$checkout"
@@ -44,7 +44,7 @@ python -m pip install --no-deps --no-build-isolation --editable "$checkout"
 
 
 def pins(name: str = "constraints.txt") -> dict[str, str]:
-    """Versions by package."""
+    """Returns the pinned versions by package."""
     lines = (HERE / name).read_text().splitlines()
     found = (re.match(r"([\w.-]+)==([\w.+!]+)", line) for line in lines)
     return {canonicalize_name(match[1]): match[2] for match in found if match}
@@ -60,7 +60,7 @@ def _requirements(name: str, extras: frozenset[str]) -> list[str]:
 
 @cache
 def closure(extra: str) -> frozenset[str]:
-    """Every package that ``troll[extra]`` needs, itself left out."""
+    """Returns every package that ``troll[extra]`` needs, except troll itself."""
     needed: set[str] = set()
     waiting, seen = [("troll", frozenset({extra}))], set()
     while waiting:
@@ -79,7 +79,7 @@ def closure(extra: str) -> frozenset[str]:
 
 
 def files() -> dict[str, str]:
-    """The files, by name."""
+    """Returns the contents of all files by name."""
     written = {}
     for name in (*EXTRAS, *WHOLE):
         source = WHOLE.get(name, "constraints.txt")

@@ -1,7 +1,7 @@
 """Builds a release in ``dist/``: ``python envs/write_release.py [--tag v0.3.0]``; wheel, sdist, notes.
 
-Before anything is built, the places that state the version have to agree: pyproject.toml, the package,
-CITATION.cff, .zenodo.json and the first section of CHANGELOG.md that is not "Unreleased", with its date.
+First checks that all files agree on version and date: pyproject.toml, the package, CITATION.cff, .zenodo.json
+and the first section of CHANGELOG.md that is not "Unreleased".
 """
 
 import argparse
@@ -23,13 +23,13 @@ _SECTION = re.compile(
 
 
 def sections(root: Path) -> list[tuple[str, str, str]]:
-    """Version, date (empty where there is none) and text of the released sections, newest first."""
+    """Returns version, date (may be empty) and text of the released sections, newest first."""
     found = _SECTION.findall((root / "CHANGELOG.md").read_text(encoding="utf-8"))
     return [(version, date, text.strip()) for version, date, text in found]
 
 
 def stated(root: Path) -> dict[str, dict[str, Any]]:
-    """What each file says of a release: fields by file. Fields of one name have to be equal."""
+    """Returns what each file says about a release, as fields by file; equal fields must agree."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     package = re.findall(r'^__version__ = "(.+)"$', (root / "troll/__init__.py").read_text(), re.MULTILINE)
     citation = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))
@@ -63,7 +63,7 @@ def stated(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def disagreements(root: Path, tag: str | None = None) -> list[str]:
-    """One line for each field that not all files give the same value; none where a release may be made."""
+    """Returns one line per field with different values; no lines if a release can be made."""
     files = stated(root)
     if tag is not None:
         files = {"the tag": {"version": tag.removeprefix("v")}, **files}
@@ -79,7 +79,7 @@ def disagreements(root: Path, tag: str | None = None) -> list[str]:
 
 
 def build(root: Path, out: Path) -> list[Path]:
-    """Writes sdist and wheel; the wheel is built from the sdist, so that nothing stale gets into it."""
+    """Builds sdist and wheel; the wheel from the sdist, so that it contains no stale files."""
     out.mkdir(parents=True, exist_ok=True)
     hook = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
     subprocess.run([sys.executable, "-c", hook, str(out)], cwd=root, check=True, stdout=subprocess.DEVNULL)
@@ -91,9 +91,9 @@ def build(root: Path, out: Path) -> list[Path]:
 
 
 def main() -> None:
-    """Checks, then builds."""
+    """Checks the versions, then builds."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--tag", help="of the release; it has to be that of the version")
+    parser.add_argument("--tag", help="tag of the release; must match the version")
     tag = parser.parse_args().tag
     wrong = disagreements(ROOT, tag)
     if wrong:

@@ -1,7 +1,7 @@
-"""Writes the pins with the hashes of their files: ``python envs/write_requirements.py`` (asks PyPI).
+"""Writes the pins with the hashes of their files: ``python envs/write_requirements.py`` (queries PyPI).
 
-``setup.sh`` installs from what this writes, so that pip takes no file but those that were published when the
-pins were made. Left out is torch: its CPU builds come from several indexes, each with files of its own.
+``setup.sh`` installs from these files, so that pip only accepts files that were published when the pins were
+made. torch is left out, because its CPU builds come from several indexes with different files.
 """
 
 import json
@@ -31,7 +31,7 @@ _HEAD = """# The pins of {pins} with the SHA-256 of the files for CPython 3.11 t
 
 
 def files(name: str, version: str) -> dict[str, str]:
-    """SHA-256 by file name: the wheels of one version that suit, or its source where none does."""
+    """Returns SHA-256 by file name: the suitable wheels of a version, or its source if there are none."""
     request = urllib.request.Request(
         f"{_INDEX}/{name}/", headers={"Accept": "application/vnd.pypi.simple.v1+json"}
     )
@@ -58,12 +58,12 @@ def files(name: str, version: str) -> dict[str, str]:
 def _suits(tag: Tag) -> bool:
     abi3 = tag.abi == "abi3" and re.fullmatch(r"cp3\d|cp31[0-3]", tag.interpreter)
     interpreter = tag.interpreter in {*_PYTHONS, "py3", "py2.py3"} or abi3
-    plain = not tag.abi.endswith("t")  # of builds without the global lock
+    plain = not tag.abi.endswith("t")  # not a free-threaded build
     return bool(interpreter and plain and _PLATFORM.fullmatch(tag.platform))
 
 
 def line(name: str, version: str, found: Mapping[str, str]) -> str:
-    """A requirement with its hashes; one whose files are all for Linux is asked for there only."""
+    """Returns a requirement with its hashes, only for Linux if all files are for Linux."""
     linux = all("linux" in path for path in found)
     marker = ' ; sys_platform == "linux"' if linux else ""
     hashes = "".join(f" \\\n    --hash=sha256:{digest}" for digest in sorted(set(found.values())))
@@ -71,7 +71,7 @@ def line(name: str, version: str, found: Mapping[str, str]) -> str:
 
 
 def write(source: str, target: str) -> None:
-    """Writes the requirements of one file of pins."""
+    """Writes the requirements for one file of pins."""
     wanted = {name: version for name, version in pins(source).items() if name != canonicalize_name("torch")}
     with ThreadPoolExecutor(8) as pool:
         found: Iterable[dict[str, str]] = pool.map(files, wanted, wanted.values())

@@ -44,8 +44,7 @@ def test_conda_installs_the_package_from_the_checkout_that_is_named(writer, tmp_
             assert asked.read_text().strip().endswith(f"--editable {named}")
         else:
             assert (
-                result.stderr
-                == "error: . is no checkout of troll; name one by TROLL_CHECKOUT=/path/to/checkout\n"
+                result.stderr == "error: . is not a checkout of troll; set TROLL_CHECKOUT=/path/to/checkout\n"
             )
 
 
@@ -125,7 +124,8 @@ def test_a_directory_that_is_no_environment_is_left_alone(repository, tmp_path):
     )
     assert result.returncode == 1 and (tmp_path / "home/precious").read_text() == "mine"
     assert (
-        "home is there and is no Python environment; name another place: make env VENV=.venv" in result.stderr
+        "home exists and is not a Python environment; choose another path: make env VENV=.venv"
+        in result.stderr
     )
 
 

@@ -1,5 +1,5 @@
-# Except for measurements, everything below is computed from the tidy table alone. troll/analysis/registry.py lists the
-# tables and figures.
+# Except for measurements, everything below is computed from the tidy tables. troll/analysis/registry.py lists tables and
+# figures.
 
 MEASUREMENTS = [*TARGETS.measurements, *PUBLIC.outputs]
 
@@ -65,7 +65,7 @@ for _part in parts_of(TARGETS):
         shell:
             "troll --log {log:q} job claims {params.ledger} --results {params.results:q} --out {params.stem:q}"
 
-    # Includes a self-contained page; `snakemake --report` makes Snakemake's own report.
+    # Makes a self-contained page; `snakemake --report` makes Snakemake's own report.
     rule:
         name:
             _part.rule("report")
@@ -183,8 +183,8 @@ rule cost_step:
         " --device cpu --threads {threads}"
 
 
-# What the base models leave to learn, only on request: `snakemake difficulty`. It reads weights and samples, so base models
-# are made even if the tables have their grades.
+# Whether the tasks can discriminate between rules; only on request: `snakemake difficulty`. It reads weights and samples, so
+# base models are made even if the tables have their grades.
 rule difficulty:
     input:
         [f"{base}/grades.json" for base in TARGETS.base_directories],

@@ -1,5 +1,5 @@
 # With `archive: true` in the experiment file, finished runs are appended to the released tables, and runs in the tables
-# count as finished. No rule makes the mark of a run in the tables, so it is never repeated, whatever the file times.
+# count as finished: no rule makes their mark, so they are never repeated, whatever the file times.
 
 
 rule append:

@@ -1,4 +1,4 @@
-# Converts the experiment file to targets. Everything that rules need computed is in troll/operations, with types and tests.
+# Converts the experiment file to targets. The code behind it is in troll/operations, with types and tests.
 
 import os
 import sys

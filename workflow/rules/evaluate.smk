@@ -11,7 +11,7 @@ rule sample:
         f"{ROOT}/logs/sample/{{checkpoint_dir}}.log",
     benchmark:
         f"{ROOT}/benchmarks/sample/{{checkpoint_dir}}.jsonl"
-    # Runs are finished before further ones are started.
+    # Evaluation has priority, so that runs are completed before new ones start.
     priority: 1
     conda:
         SAMPLING.environment
@@ -58,7 +58,7 @@ rule grade:
         " --problems {input.problems:q} --out {output:q}"
 
 
-# Public data sets: reference solutions ("oracle") and base models on the benchmarks, and the graders' audit.
+# Public data sets: reference solutions ("oracle") and base models on benchmarks, and the audit of the graders.
 
 
 rule benchmark_problems:
@@ -162,7 +162,7 @@ rule benchmarks:
         "troll --log {log:q} job benchmark-table {params.answers:q} --out {params.stem:q} --skipped {params.skipped:q}"
 
 
-# Hostile programs have time limits, so the audit reserves all cores.
+# Reserves all cores, because the hostile programs of the audit have time limits.
 rule audit:
     output:
         report(

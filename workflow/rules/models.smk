@@ -1,5 +1,5 @@
 # Base models: trained from scratch with a shared tokenizer, or taken from the hub or a package. A new version of the
-# numerics that affects them repeats their training, or the sampling from them.
+# numerics that affects base models makes them again, through the parameter `numerics`.
 
 
 rule tokenizer:
@@ -46,8 +46,8 @@ rule base_model:
         "troll --log {log:q} job base-model --config {params.config:q} --tokenizer {params.tokenizer:q} --out {params.out:q}"
 
 
-# Links to the hub's cache, to a mirror or to the shared directory of packaged models, with the digests of the linked files;
-# after supervised steps, a separate copy.
+# Links to the hub's cache, to a mirror or to the shared directory of models from packages, with the digests of the linked
+# files; after supervised steps, the trained model.
 rule hub_model:
     output:
         manifest=f"{ROOT}/base/{{model}}/{{task}}/manifest.json",

@@ -1,4 +1,4 @@
-# Further data sets on which the models of a task are evaluated: their problems, and two jobs per model.
+# Evaluation on further data sets: their problems, and two jobs per model, which sample and grade.
 
 
 rule suite_problems:

@@ -1,10 +1,10 @@
 # A run: its run.yaml, then training. The trainer's checkpoints are not declared as output, so that they survive a failure
 # and the next attempt resumes from them; the manifest, written last, marks the run as complete. A new version of the
-# numerics that affects the run's rule repeats it through the parameter `numerics`, which no command reads.
+# numerics that affects the run's rule repeats the run through the parameter `numerics`, which no command reads.
 
 import signal
 
-# SLURM sends its warning before a time limit to every process of a job; only the training program handles it.
+# SLURM sends its warning before a time limit to every process of a job; only the training program may react to it.
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 RUN = f"{ROOT}/runs/{{model}}/{{task}}/{{trust_region}}/{{estimator}}/{{condition}}/seed{{seed}}"
