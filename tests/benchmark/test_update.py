@@ -104,7 +104,7 @@ def test_verdict_names_the_missed_goals(worse, missed):
 
 def test_bad_requests(tmp_path):
     for options, message in (
-        ({"variants": ["clip"]}, "no variant 'clip'; there are clip, full logits, "),
+        ({"variants": ["clip"]}, "unknown variant 'clip'; valid: clip, full logits; "),
         ({"device": "tpu"}, "device 'tpu' is not available"),
         ({"repeats": 0}, "repeats must be at least 1"),
     ):

@@ -35,7 +35,7 @@ class Pairs:
     Attributes:
         old: [N, V] log-probs.
         new: [N, V] log-probs.
-        labels: [N] the tokens sampled from the old policy.
+        labels: [N] tokens sampled from the old policy.
     """
 
     old: Tensor
@@ -59,7 +59,7 @@ def zipf_pairs(
     log_ratios: tuple[float, float] = (0.2, 2.0),
     seed: int = 0,
 ) -> Pairs:
-    """Zipf-like old policies p_i ~ 1 / rank^a over a shuffled vocabulary, new ones with normal log-ratios.
+    """Makes old policies p_i ~ 1 / rank^a over a shuffled vocabulary, and new ones with normal log-ratios.
 
     The exponents are evenly spaced from a = 1 (flat: 64 tokens hold 38 % of V = 151,936) to a = 3 (peaked:
     all but 1e-4), the standard deviations of the log-ratios evenly in logarithm. Most rows are outside a
@@ -85,7 +85,7 @@ def approximation_errors(
     dropped_masses: Sequence[float] = DROPPED_MASSES,
     kl_bound: float = 0.05,
 ) -> pd.DataFrame:
-    """Errors of the sparse path for every combination of ``keep`` and ``dropped_mass``.
+    """Returns the errors of the sparse path for every combination of ``keep`` and ``dropped_mass``.
 
     Returns:
         One row per combination: ``kept`` and ``tail`` (mean number of tokens kept and mass dropped by the old
@@ -101,7 +101,7 @@ def approximation_errors(
     for start in range(0, pairs.labels.shape[0], _BLOCK_ROWS):
         rows = slice(start, start + _BLOCK_ROWS)
         block = Pairs(pairs.old[rows].double(), pairs.new[rows].double(), pairs.labels[rows])
-        # Alternating advantages, so that the sum over rows has both signs.
+        # Alternating advantages, so that terms of both signs are summed.
         advantages = 1.0 - 2.0 * (torch.arange(start, start + len(block.labels)) % 2).double()
         dense = _Dense(block, advantages, kl_bound)
         for keep in keeps:
@@ -130,7 +130,7 @@ class _Dense:
         return -(self._advantages * (projected - old).exp()).sum()
 
     def compare(self, keep: int, dropped_mass: float) -> pd.DataFrame:
-        """Errors of each row."""
+        """Returns the errors of each row."""
         pairs = self._pairs
         old = sparsify(pairs.old, keep, dropped_mass, pairs.labels, normalised=True)
         logits = pairs.new.clone().requires_grad_()
@@ -193,7 +193,7 @@ def _summary(rows: pd.DataFrame) -> dict[str, float]:
 
 
 def draw_again(out: Path) -> None:
-    """Redraws the figure of a directory from its ``approximation.csv``.
+    """Redraws the figure in a directory from its ``approximation.csv``.
 
     Raises:
         UserError: there is no such table.
@@ -210,9 +210,9 @@ def run_approximation(out: Path, pairs: Pairs | None = None, *, kl_bound: float 
     """Writes ``approximation.csv`` (with .md) and the figure ``approximation.png``.
 
     Args:
-        out: a directory.
-        pairs: old and new policies, by default Zipf-like.
-        kl_bound: bound of the projection.
+        out: output directory.
+        pairs: old and new policies; by default Zipf-like ones.
+        kl_bound: KL bound of the projection.
     """
     source = "given policies" if pairs else "Zipf-like policies"
     pairs = pairs or zipf_pairs()

@@ -28,7 +28,7 @@ _STYLES = {
     "disagree": Style("Projected by one alone (%)", percent),
 }
 _SHADES = mpl.colormaps["cividis"]
-"""Ordered by lightness from yellow to blue: distinguishable without red and green and in greyscale."""
+"""Ordered by lightness: distinguishable for colour-blind readers and in greyscale."""
 _PANELS = (
     ("kl_error", "error of KL to old policy (nats)"),
     ("log_prob_error", "error of projected log-probs"),
@@ -37,7 +37,7 @@ _PANELS = (
 
 
 def approximation_figure(errors: pd.DataFrame) -> Figure:
-    """Three panels over K with a line per dropped mass and logarithmic axes."""
+    """Draws three panels of errors over K, with a line per dropped mass and logarithmic axes."""
     with styled():
         figure = Figure(figsize=(7.2, 2.5), layout="constrained")
         panels = figure.subplots(1, len(_PANELS))
@@ -52,7 +52,7 @@ def approximation_figure(errors: pd.DataFrame) -> Figure:
                     line["keep"],
                     values.clip(lower=1e-14),
                     marker=marker,
-                    # From light and large to dark and small, so that coinciding markers are all visible.
+                    # Later lines are darker and smaller, so that coinciding markers are all visible.
                     color=_SHADES(0.92 * (1 - share)),
                     markersize=6.5 - 4 * share,
                     linewidth=3 - 2.2 * share,

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 QUIET = 0.1
-"""Repeats that differ by more than this were disturbed by other programs and cannot resolve two per cent."""
+"""Maximum relative difference between repeats; above it, times were disturbed by other programs."""
 TIME_GOAL, MEMORY_GOAL, SOLVER_GOAL = 1.02, 1.01, 0.01
 """Upper limits of TROLL relative to clip with the same head: time, peak memory, and share of the solver."""
 
@@ -40,7 +40,7 @@ _STEP_HEADINGS = {
 
 
 def cost_table(report: Mapping[str, Any]) -> pd.DataFrame:
-    """The cost table from the individual measurements in ``cost.json``."""
+    """Makes the cost table from the individual measurements in ``cost.json``."""
     settings, measurements = report["settings"], pd.DataFrame(report["measurements"])
     table = summarise(measurements)
     table.attrs["headings"] = _HEADINGS
@@ -56,7 +56,7 @@ def cost_table(report: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def summarise(measurements: pd.DataFrame) -> pd.DataFrame:
-    """One row per width and variant, in order of first measurement, with ratios to clip on full logits.
+    """Returns a row per width and variant, in order of measurement, with ratios to clip on full logits.
 
     Measurements have width, variant, seconds, processor_seconds, peak_bytes and optionally solver_seconds.
     """
@@ -84,7 +84,7 @@ def summarise(measurements: pd.DataFrame) -> pd.DataFrame:
 
 
 def verdicts(table: pd.DataFrame) -> Iterator[str]:
-    """A sentence per width on TROLL against clip with the same head, with the missed goals."""
+    """Yields a sentence per width that compares TROLL with clip on the same head, with the goals met."""
     for width, group in table.groupby("width", sort=False):
         rows: dict[str, dict[str, float]] = group.set_index("variant").to_dict("index")  # type: ignore[assignment]
         if _CLIP not in rows or _TROLL not in rows:
@@ -114,7 +114,7 @@ def annotate_steps(table: pd.DataFrame, conditions: str) -> pd.DataFrame:
 
 
 def summarise_steps(measurements: pd.DataFrame) -> pd.DataFrame:
-    """One row per method, in order of first measurement, with ratios to clip.
+    """Returns a row per method, in order of first measurement, with ratios to clip.
 
     Measurements have method, old_seconds, seconds, processor_seconds, projected_share and peak_bytes of every
     process.
@@ -157,7 +157,7 @@ def _step_verdicts(table: pd.DataFrame) -> Iterator[str]:
 
 
 def _costs(repeats: pd.DataFrame, base: pd.DataFrame) -> dict[str, float]:
-    """The costs of one row: median and range of seconds, peak memory, and ratios to the base.
+    """Returns the costs of one row: median and range of seconds, peak memory, and ratios to the base.
 
     Ratios of time use the fastest repeats, which other programs disturbed least; memory is the largest peak.
     """
@@ -173,5 +173,5 @@ def _costs(repeats: pd.DataFrame, base: pd.DataFrame) -> dict[str, float]:
 
 
 def _spread(*rows: Mapping[str, float]) -> float:
-    """The largest relative difference between repeats of a row; 0.1 is ten per cent."""
+    """Returns the largest relative difference between repeats of a row; 0.1 is ten per cent."""
     return max(row["seconds_high"] / row["seconds_low"] for row in rows) - 1

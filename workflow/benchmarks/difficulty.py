@@ -1,8 +1,8 @@
-"""Whether a task can discriminate between rules: room for learning, and the tails of the base model.
+"""Measures on a graded base model whether a task can discriminate between rules.
 
-If pass@8 is near 1, every rule will solve the task; if right answers use a few dozen tokens and every
-position has one good continuation, K tokens hold the whole distribution and settings of sparsity cannot
-matter. This module measures both on a graded base model.
+If pass@8 is near 1, every rule solves the task. If right answers use only a few dozen tokens and every
+position has one good continuation, K tokens hold the whole distribution, and settings of sparsity cannot
+matter.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from troll.tasks.registry import get_task
 from troll.tasks.types import Problem
 
 TAILS = ((16, 1e-2), (64, 1e-3))
-"""Pairs of K and a dropped mass for `tail_shares`."""
+"""Pairs of K and dropped mass for `tail_shares`."""
 _QUANTILES = (0.05, 0.5, 0.95)
 _BATCH = 16
 _STYLES: Mapping[str, Style] = {
@@ -45,7 +45,7 @@ _STYLES: Mapping[str, Style] = {
 
 
 def tail_shares(log_probs: Tensor) -> list[float]:
-    """For each of `TAILS`, the share of positions at which the K most likely tokens leave out more mass.
+    """Returns the share of positions where the K most likely tokens leave out more mass, for each of `TAILS`.
 
     Args:
         log_probs: [N, V], normalised.
@@ -65,7 +65,7 @@ class _Graded:
 
     @property
     def counts(self) -> list[tuple[int, int]]:
-        """The numbers of samples and of right samples, by problem."""
+        """The numbers of samples and of right samples of each problem."""
         found: dict[str, list[bool]] = {}
         for row, right in zip(self.samples, self.passed, strict=True):
             found.setdefault(row["task_id"], []).append(right)
@@ -85,29 +85,28 @@ def _read(base: Path, problems: Path, task: str) -> _Graded:
     known = {problem.task_id: problem for problem in get_task(task).load(problems)}
     unknown = next((row["task_id"] for row in samples if row["task_id"] not in known), None)
     if unknown is not None:
-        raise UserError(f"{problems}: no problem {unknown}, for which {base} has samples")
+        raise UserError(f"{problems}: lacks problem {unknown}, for which {base} has samples")
     return _Graded(known, samples, passed)
 
 
 def difficulty(base: Path, problems: Path, task: str, *, tokens: int = 8192) -> dict[str, Any]:
     """Measures the difficulty of a task for one graded base model.
 
-    Texts are tokenised again, which replaces sampled token sequences by the tokenizer's. Distributions are at
+    Texts are tokenised again, so that tokens may differ from the sampled ones. Distributions are those at
     temperature 1, at the tokens of every problem's first sample.
 
     Args:
         base: directory with checkpoint/, samples.jsonl and grades.json.
         problems: the problems that were sampled, as JSON lines.
         task: name of the task.
-        tokens: maximum number of response tokens whose distributions are read; one model call reads 16
-            responses.
+        tokens: maximum number of response tokens whose distributions are read.
 
     Returns:
         ``parameters`` and ``without_embedding`` (numbers of parameters); ``problems``; ``pass@1`` and, with
         at least eight samples of each problem, ``pass@8``; ``right_tokens`` (distinct tokens in right
         answers); ``length_5``, ``length_50`` and ``length_95`` (percentiles of the answers' lengths in
-        tokens, including the end); ``tail_16`` and ``tail_64`` (see `tail_shares`); ``tail_tokens`` (their
-        N).
+        tokens, including the end); ``tail_16`` and ``tail_64`` (see `tail_shares`); ``tail_tokens`` (number
+        of tokens read for them).
 
     Raises:
         UserError: a file is missing or does not match the others.
@@ -143,7 +142,7 @@ def difficulty(base: Path, problems: Path, task: str, *, tokens: int = 8192) -> 
 
 @torch.no_grad()
 def _distributions(model: Any, tokenizer: Any, graded: _Graded) -> Iterator[Tensor]:
-    """Log-probs [N, V] at the tokens of the first response to each problem, a few responses at a time."""
+    """Yields log-probs [N, V] at the tokens of the first response to each problem."""
     first = {row["task_id"]: row["completion"] for row in reversed(graded.samples)}
     names = list(first)
     for start in range(0, len(names), _BATCH):
@@ -156,7 +155,7 @@ def _distributions(model: Any, tokenizer: Any, graded: _Graded) -> Iterator[Tens
             for name in part
         ]
         longest = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
-        # Padded on the right, which causal attention ignores.
+        # Padded on the right, where causal attention ignores it.
         rows = [
             [*p, *a, *[tokenizer.pad_token_id] * (longest - len(p) - len(a))]
             for p, a in zip(prompts, answers, strict=True)
@@ -167,7 +166,7 @@ def _distributions(model: Any, tokenizer: Any, graded: _Graded) -> Iterator[Tens
 
 
 def _base_seed(base: Path) -> int | None:
-    """The base seed that the manifest records; None if the kind has only one base model."""
+    """Returns the base seed in the manifest; None if this kind of model has only one base model."""
     found = read_json(base / "manifest.json").get("config", {}).get("model", {}).get("base_seed")
     return int(found) if found is not None else None
 
@@ -175,7 +174,7 @@ def _base_seed(base: Path) -> int | None:
 def run_difficulty(
     bases: Sequence[Path], out: Path, *, data: Path | None = None, tokens: int = 8192
 ) -> pd.DataFrame:
-    """Writes a table with a row per base model as .csv and .md.
+    """Writes a table with a row per base model, as .csv and .md.
 
     Args:
         bases: directories ``<experiment>/base/<model>/<task>``, sampled and graded.

@@ -1,4 +1,4 @@
-"""Cases of `gpu_check.py`, their sizes, and their input policies."""
+"""Cases, sizes and input policies of `gpu_check.py`."""
 
 import contextlib
 import functools
@@ -27,7 +27,7 @@ CLIP_LONG, TROLL_LONG = "clip: head and loss, {} tokens", "TROLL: head and loss,
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the measurements; `few` rows are compared with float64."""
+    """Sizes of the measurements; only the first ``few`` rows are compared with float64."""
 
     tokens: int = 8192
     width: int = 1024
@@ -46,7 +46,7 @@ class Sizes:
 
     @property
     def product(self) -> float:
-        """Floating-point operations of hidden states times the output layer's weight."""
+        """Floating-point operations of the product of hidden states and the output layer's weight."""
         return 2.0 * self.tokens * self.width * self.vocab
 
 
@@ -62,17 +62,17 @@ class Value(NamedTuple):
 
 @dataclass
 class Case:
-    """One row: a call to time, its minimum cost, and its checks.
+    """A row of the report: a call to time, its minimum cost, and its checks.
 
     Attributes:
-        name: of the row.
-        backend: backend of the package's functions, or the source of other code.
+        name: name of the row.
+        backend: backend of the package's functions, or the origin of other code.
         run: one call; None if nothing is timed.
         flops: floating-point operations that the call requires.
         bytes: bytes that the call must read and write.
         exact: computes its errors by name.
         share: share of tokens that the last call projected.
-        seconds: maximum duration of the measurement.
+        seconds: maximum duration of the timing.
     """
 
     name: str
@@ -90,7 +90,7 @@ Groups = Iterator[list[Case]]
 
 @contextlib.contextmanager
 def using(backend: Any) -> Iterator[None]:
-    """Overrides the backend of rules and models."""
+    """Uses a backend for rules and models."""
     import troll.training.head as head
 
     try:
@@ -103,12 +103,12 @@ def using(backend: Any) -> Iterator[None]:
 
 
 def relative(value: Tensor, reference: Tensor) -> float:
-    """Norm of the difference over the norm of the reference."""
+    """Returns the norm of the difference over the norm of the reference."""
     return float((value.double() - reference.double()).norm() / reference.double().norm())
 
 
 def largest(difference: Tensor) -> float:
-    """The largest magnitude."""
+    """Returns the largest magnitude."""
     return float(difference.detach().abs().max())
 
 
@@ -137,21 +137,21 @@ class Data:
         self.advantages = self.normal(tokens).float()
 
     def top(self, keep: int, backend: str) -> SparseLogProbs:
-        """The old policy's K most likely tokens."""
+        """Returns the old policy's K most likely tokens."""
         output = self.top_pass(keep, backend)
         assert output.distribution is not None
         return output.distribution
 
     @torch.no_grad()
     def top_pass(self, keep: int, backend: str) -> Any:
-        """The full pass of the old policy."""
+        """Runs the old policy's pass over the vocabulary, which selects its top-K."""
         return lm_head(
             self.old_hidden, self.weight, self.labels, support_size=keep, dropped_mass=1e-5, backend=backend
         )
 
     @torch.no_grad()
     def log_probs(self, hidden: Tensor, rows: slice) -> Tensor:
-        """Full log-probs of some rows in float64."""
+        """Returns full log-probs of some rows in float64."""
         return (hidden[rows].double() @ self.weight.double().T).log_softmax(-1)
 
     @functools.cached_property
@@ -175,20 +175,20 @@ class Data:
         self.hidden.grad = self.weight.grad = None
 
     def policy(self, label: Tensor, distribution: SparseLogProbs | None = None) -> TokenPolicy:
-        """All tokens as one response."""
+        """Returns a policy with all tokens as one response."""
         if distribution is not None:
             ids, kept, tail = distribution.token_ids, distribution.log_probs, distribution.tail_log_prob
             distribution = SparseLogProbs(ids[None], kept[None], tail[None])
         return TokenPolicy(label[None], distribution, token_ids=self.labels[None])
 
     def old_policy(self, keep: int) -> TokenPolicy:
-        """The old policy, with label log-probs from its distribution."""
+        """Returns the old policy, with label log-probs from its distribution."""
         old = self.top(keep, self.sizes.fast)
         at = (old.token_ids == self.labels[:, None]).int().argmax(1, keepdim=True)
         return self.policy(old.log_probs.gather(1, at).squeeze(1), old)
 
     def new_policy(self, old: TokenPolicy, backend: str) -> TokenPolicy:
-        """The new policy on the old policy's support, with gradient."""
+        """Returns the new policy on the old policy's support, with gradient."""
         support = None if old.distribution is None else old.distribution.token_ids[0]
         output = lm_head(self.hidden, self.weight, self.labels, support=support, backend=backend)
         return self.policy(output.label_log_probs, output.distribution)

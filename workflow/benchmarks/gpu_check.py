@@ -1,11 +1,11 @@
-"""Measures head, top-K, rule and a whole step on one GPU, and checks them; at most seven minutes.
+"""Times and checks head, top-K, rule and a whole step on one GPU, in at most seven minutes.
 
     python3 workflow/benchmarks/gpu_check.py --out DIR        # on a GPU, with torch, Triton and transformers
-    python3 workflow/benchmarks/gpu_check.py --out DIR --dry  # tiny, on a CPU: finds mistakes beforehand
+    python3 workflow/benchmarks/gpu_check.py --out DIR --dry  # tiny sizes on a CPU, to find mistakes first
 
 The package's default backend is compared with plain torch. DIR/gpu_check.json is written after every row, so
-that an interruption only loses the current row; in results/gpu, `troll release check results/gpu --write`
-generates the page from it. A sparse checkout without results/ is a few MB
+that an interruption only loses the current row. `troll release check results/gpu --write` makes the page in
+results/gpu from it. A sparse checkout without results/ needs only a few MB
 (`git clone --filter=blob:none --sparse`, then `git sparse-checkout add troll workflow`).
 """
 
@@ -30,7 +30,7 @@ BEGUN = time.monotonic()
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]  # the package need not be installed
 if __name__ == "__main__" and "--dry" in sys.argv:
-    os.environ["TRITON_INTERPRET"] = "1"  # is read when kernels are defined
+    os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are defined
 
 from troll.common.errors import UserError  # noqa: E402
 from troll.common.files import write_json  # noqa: E402
@@ -46,7 +46,7 @@ _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchroniz
 
 
 class Bench:
-    """Times cases in turns and writes every row when it is complete."""
+    """Times cases in turns, checks them, and writes every row when it is complete."""
 
     def __init__(self, out: Path, budget: float, *, dry: bool, about: dict[str, Any]) -> None:
         import torch
@@ -60,7 +60,7 @@ class Bench:
             self.own_waits = self._launches(lambda: None)["waits"]
 
     def left(self) -> float:
-        """Remaining seconds of the budget."""
+        """Returns the remaining seconds of the budget."""
         return self.budget - (time.monotonic() - self.begun)
 
     def sync(self) -> None:
@@ -69,7 +69,7 @@ class Bench:
             self.torch.cuda.synchronize()
 
     def limits(self, dtype: Any) -> None:
-        """Measures the limits of the machine: a large product, a large copy, and one small launch."""
+        """Measures the limits of the GPU: a large product, a large copy, and a small launch."""
         if not self.cuda:
             return
         torch, size = self.torch, 8192
@@ -89,11 +89,11 @@ class Bench:
         }
 
     def _time(self, runs: list[Callable[[], Any]], seconds: float) -> list[dict[str, Any]]:
-        """Median and range in ms, time until the host is free, peak MiB above the start; runs take turns."""
+        """Times runs in turns: median and range in ms, ms until the host is free, peak MiB over the start."""
         walls: list[list[float]] = [[] for _ in runs]
         hosts: list[list[float]] = [[] for _ in runs]
         peaks = [0.0 for _ in runs]
-        if not self.dry:  # a second call, because the first included compilation
+        if not self.dry:  # a second call, because the first one compiled kernels
             for run in runs:
                 run()
         begun, least, most = time.monotonic(), *((1, 1) if self.dry else (LEAST, MOST))
@@ -132,7 +132,7 @@ class Bench:
         return float(self.torch.cuda.max_memory_allocated()) if self.cuda else 0.0
 
     def _launches(self, run: Callable[[], Any]) -> dict[str, Any]:
-        """Kernels, copies and fills on the device in one call, and where the host waited for the device."""
+        """Counts kernels, copies and fills of one call, and where the host waited for the device."""
         if not self.cuda:
             return {"launches": None, "waits": None, "waits_at": {}}
         torch = self.torch
@@ -158,7 +158,7 @@ class Bench:
         return {"launches": launches, "waits": max(waits, places.total()), "waits_at": dict(places)}
 
     def measure(self, section: str, cases: list["Case"]) -> None:
-        """Measures a group of cases; failures are recorded in their row and do not stop the other cases."""
+        """Measures a group of cases; a failure is recorded in its row and does not stop the other cases."""
         # Warm-up, profiling and comparisons take about as long as timing.
         if self.left() < RESERVE + 2 * sum(case.seconds for case in cases):
             self.report["skipped"] += [f"{case.name} ({case.backend})" for case in cases]
@@ -199,7 +199,7 @@ class Bench:
         return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
     def _checked(self, case: "Case", row: Mapping[str, Any]) -> dict[str, Any]:
-        """Limit, launches, share and errors of a case, with the checks that failed."""
+        """Returns limit, launches, projected share and errors of a case, and the last check that failed."""
         more: dict[str, Any] = {}
         if case.run is not None:
             limits = self.report["limits"]
@@ -250,7 +250,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def about(dry: bool, commit: str | None) -> dict[str, Any]:
-    """The GPU, libraries and source."""
+    """Describes GPU, libraries and source."""
     import importlib.metadata
 
     import torch
@@ -276,8 +276,8 @@ def run(out: Path, budget: float, *, dry: bool = False, commit: str | None = Non
     """Measures everything that fits into the budget.
 
     Args:
-        out: the directory of `DATA`.
-        budget: in seconds.
+        out: directory for `DATA`.
+        budget: time limit in seconds.
         dry: use tiny sizes on the CPU.
         commit: commit of the source, if it is not a git checkout.
 
@@ -334,8 +334,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=f"where {DATA} goes")
-    parser.add_argument("--budget", type=float, default=420.0, help="seconds (default: 420)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=f"directory for {DATA}")
+    parser.add_argument("--budget", type=float, default=420.0, help="time limit in seconds (default: 420)")
     parser.add_argument("--dry", action="store_true", help="tiny sizes on the CPU, Triton interpreted")
     parser.add_argument("--commit", help="commit of the source, if it is not a git checkout")
     options = parser.parse_args()

@@ -33,7 +33,7 @@ from troll.algorithms.lm_head import lm_head
 
 
 def steps(s: Sizes, data: Data) -> Groups:
-    """Whole optimiser steps of a model, and scoring a rollout."""
+    """Whole optimiser steps of a model, and the scoring of a rollout."""
     from step_worker import Learner, Work
 
     responses, prompt, response = s.step
@@ -64,7 +64,7 @@ def _with_backend(backend: str, call: Callable[[], Any]) -> None:
 
 
 def exactness(s: Sizes, data: Data) -> Groups:
-    """The head in float64 against full logits, and whether ten updates repeat to the last bit."""
+    """The head in float64 compared with full logits, and whether repeated updates are bitwise equal."""
 
     def full_logits() -> dict[str, Value]:
         width = min(64, s.width)
@@ -129,7 +129,7 @@ def exactness(s: Sizes, data: Data) -> Groups:
 
 
 def long_batches(s: Sizes, data: Data) -> Groups:
-    """Peak memory of many tokens."""
+    """Peak memory with many tokens."""
     long = Data(replace(s, tokens=s.long), data.weight)
     trl = trl_head()
     group, flops = [], 4 * long.sizes.product
@@ -147,7 +147,7 @@ def long_batches(s: Sizes, data: Data) -> Groups:
 
 
 def products(s: Sizes, data: Data) -> Groups:
-    """Matrix products as in the head: the limit of all cases above that use cuBLAS."""
+    """Matrix products as in the head, which limit all other cases that use cuBLAS."""
     if s.device != "cuda":
         return  # CPUs do not support products that return float32 from bfloat16
     n, d, c = s.tokens, s.width, s.columns
@@ -244,11 +244,11 @@ SECTIONS: dict[str, Callable[[Sizes, Data], Groups]] = {
     "The largest support": wide_supports,
     "Sharding": sharded,
 }
-"""By importance: if the budget runs out, the last ones are skipped."""
+"""Sorted by importance: if the budget runs out, the last ones are skipped."""
 
 
 def goals(s: Sizes, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The value of every goal from the rows so far, a ratio or a number, and its upper limit (None: any)."""
+    """Returns the value of every goal from the rows so far, and its upper limit (None: no limit)."""
     return list(_goals(s, {(row["name"], row["backend"]): row for row in rows if "failed" not in row}))
 
 

@@ -1,6 +1,6 @@
 """Groups of `gpu_check.py`: the passes of the head, both losses and the rule alone.
 
-Every function below yields groups of cases; the cases of a group take turns, so that they are compared under
+Every function below yields groups of cases. The cases of a group take turns, so that they are compared under
 the same conditions. Sizes are those of Qwen3-0.6B's output layer. Old and new policy are close, except that
 every tenth token is outside its trust region.
 """
@@ -38,7 +38,7 @@ from troll.algorithms.trust_regions import TokenPolicy, make_trust_region
 
 
 def passes(s: Sizes, data: Data, keeps: tuple[int, ...] | None = None) -> Groups:
-    """Passes of the head: label log-probs, and with the old policy's top-K."""
+    """Passes of the head over the vocabulary: label log-probs alone, and with the old policy's top-K."""
 
     def labels(backend: str) -> Any:
         with torch.no_grad():
@@ -78,7 +78,7 @@ def passes(s: Sizes, data: Data, keeps: tuple[int, ...] | None = None) -> Groups
 
 
 def heads(s: Sizes, data: Data) -> Groups:
-    """The head alone, forward and backward: ours, TRL's, full logits."""
+    """The head alone, forward and backward: ours, TRL's, and full logits."""
 
     def step(log_probs: Callable[[], Tensor]) -> None:
         data.forget()
@@ -126,7 +126,7 @@ def heads(s: Sizes, data: Data) -> Groups:
 
 
 def trl_head() -> Callable[..., Tensor] | None:
-    """TRL's chunked head as called by its trainer; None if TRL is not installed or too old."""
+    """Returns TRL's chunked head as called by its trainer; None if TRL is missing or too old."""
     try:
         from trl.kernels.chunked_logprob import ChunkedLogProbFunction as Function
     except ImportError:
@@ -137,7 +137,7 @@ def trl_head() -> Callable[..., Tensor] | None:
 
 
 class Loss:
-    """Head and loss of one rule, forward and backward; `share` is then the share of projected tokens."""
+    """Head and loss of one rule, forward and backward."""
 
     def __init__(self, data: Data, keep: int | None, backend: str) -> None:
         self.data, self.backend = data, backend
@@ -149,12 +149,12 @@ class Loss:
         self.projected = self.mask
 
     def __call__(self, new: Callable[[], TokenPolicy] | None = None) -> None:
-        """One update; drops its gradients afterwards."""
+        """Runs one update and drops its gradients."""
         self.update(new)
         self.data.forget()  # so that the next call's peak includes gradients
 
     def update(self, new: Callable[[], TokenPolicy] | None = None) -> None:
-        """One update, which leaves its gradients."""
+        """Runs one update and keeps its gradients."""
         with using(self.backend):
             policy = self.data.new_policy(self.old, self.backend) if new is None else new()
             losses = self.rule(policy, self.old, self.data.advantages[None], self.mask)
@@ -162,11 +162,11 @@ class Loss:
         self.projected = losses.metrics.get("clip_fraction", self.mask)
 
     def share(self) -> float:
-        """Share of tokens that the last update projected."""
+        """Returns the share of tokens that the last update projected."""
         return float(self.projected.double().mean())
 
     def errors(self) -> dict[str, Value]:
-        """Errors of the gradient of a few hidden states, compared with float64."""
+        """Returns errors of the gradient of a few hidden states, compared with float64."""
         self.update()
         assert self.data.hidden.grad is not None
         data, few = self.data, slice(0, self.data.sizes.few)
@@ -185,7 +185,7 @@ class Loss:
 
 
 def wide(policy: TokenPolicy, few: slice) -> TokenPolicy:
-    """The tokens ``few`` of a policy in float64."""
+    """Returns the tokens ``few`` of a policy in float64."""
     d, ids = policy.distribution, policy.token_ids
     if d is not None:
         d = SparseLogProbs(
@@ -195,7 +195,7 @@ def wide(policy: TokenPolicy, few: slice) -> TokenPolicy:
 
 
 def losses(s: Sizes, data: Data) -> Groups:
-    """The head and loss of an update, without the model's body: clip against TROLL."""
+    """Head and loss of an update without the model's body: clip and TROLL."""
     group = []
     for backend in (s.fast, BEFORE):
         loss = Loss(data, None, backend)
@@ -264,7 +264,7 @@ class _Rule:
         return per_token.detach(), list(torch.autograd.grad(per_token.sum(), leaves))
 
     def errors(self) -> dict[str, Value]:
-        """Errors compared with float64."""
+        """Returns errors compared with float64."""
         value, (kept, tail) = self.both()
         over = float(self.metrics["kl_projected"].max()) / KL_BOUND - 1
         own, self.loss.backend = self.loss.backend, BEFORE

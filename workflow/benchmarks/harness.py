@@ -1,7 +1,7 @@
-"""Harness for comparing costs: each measurement in a separate process, in turns, with a common report.
+"""Shared code of the cost measurements: each one runs in a separate process, and variants take turns.
 
-Separate processes have separate memory peaks, and turns spread slow minutes of the machine over all pieces of
-work. A worker is a module that receives its work as JSON and prints its measurements as JSON.
+Separate processes have separate memory peaks, and turns spread slow minutes of the machine over all variants.
+A worker is a module that receives its settings as JSON and prints its measurements as JSON.
 """
 
 import json
@@ -23,7 +23,7 @@ from troll.common.errors import UserError
 from troll.common.progress import clock, say
 
 LEAST_PROJECTED = 0.1
-"""Minimum share of projected tokens in a measurement of TROLL, which would otherwise measure clip."""
+"""Minimum share of projected tokens; with fewer, a measurement of TROLL would miss the projection's cost."""
 
 W = TypeVar("W")
 
@@ -31,17 +31,17 @@ W = TypeVar("W")
 def check(device: str, **sizes: int) -> None:
     """Raises `UserError` if the device is not available or a size is below 1."""
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise UserError(f"cost: device {device!r} is not available; cpu always is")
+        raise UserError(f"cost: device {device!r} is not available; use cpu")
     for name, size in sizes.items():
         if size < 1:
             raise UserError(f"cost: {name} must be at least 1 (found {size})")
 
 
 def check_projected(name: str, share: float) -> None:
-    """Rejects a measurement of a projection with too few tokens to project.
+    """Rejects a measurement of a projection that projected too few tokens.
 
     Args:
-        name: of the measurement.
+        name: name of the measurement.
         share: share of its tokens that were projected, from 0 to 1.
 
     Raises:
@@ -55,7 +55,7 @@ def check_projected(name: str, share: float) -> None:
 
 
 def hardware(device: str, threads: int | None) -> str:
-    """A description of the device."""
+    """Returns a description of the device."""
     if device == "cuda":
         return str(torch.cuda.get_device_name())
     return f"{platform.machine()} CPU, {threads or torch.get_num_threads()} threads"
@@ -64,12 +64,12 @@ def hardware(device: str, threads: int | None) -> str:
 def in_turns(
     worker: str, works: Mapping[str, Any], repeats: int, threads: int | None
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Measures every piece of work ``repeats`` times, in turns, and reports progress.
+    """Measures every variant ``repeats`` times, in turns, and reports progress.
 
     Args:
         worker: the measuring module, in the same directory.
-        works: a dataclass of settings by name.
-        repeats: measurements of each.
+        works: settings (a dataclass) by the variant's name.
+        repeats: measurements per variant.
         threads: CPU threads; by default those of the environment.
 
     Yields:
@@ -81,7 +81,7 @@ def in_turns(
     names = list(works)
     begun, done, total = time.monotonic(), 0, repeats * len(names)
     for repeat in range(repeats):
-        # In reverse order every other time, so that no piece always follows the same one.
+        # In reverse order every other time, so that no variant always follows the same one.
         for name in names if repeat % 2 == 0 else reversed(names):
             measured = measure(worker, name, works[name], threads)
             done += 1
@@ -93,7 +93,7 @@ def in_turns(
 
 
 def measure(worker: str, name: str, work: Any, threads: int | None) -> dict[str, Any]:
-    """One measurement in a separate process; raises `UserError` if the worker failed."""
+    """Measures once in a separate process; raises `UserError` if the worker fails."""
     environment = dict(os.environ)
     if threads is not None:
         environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
@@ -107,7 +107,7 @@ def measure(worker: str, name: str, work: Any, threads: int | None) -> dict[str,
 
 
 def serve(kind: type[W], work: Callable[[W], Mapping[str, Any]]) -> None:
-    """The main program of a worker: runs the work in its argument and prints the measurements."""
+    """Main program of a worker: runs with the settings in its argument and prints the measurements."""
     print(json.dumps(work(kind(**json.loads(sys.argv[1])))))
 
 
@@ -126,7 +126,7 @@ class Clock:
         self._processor, self._start = time.process_time(), time.perf_counter()
 
     def read(self) -> dict[str, float]:
-        """Wall-clock and processor seconds, and the bytes above those held at the start."""
+        """Returns wall-clock and processor seconds, and peak bytes above those held at the start."""
         if self._cuda:
             torch.cuda.synchronize()
         seconds, processor = time.perf_counter() - self._start, time.process_time() - self._processor
@@ -139,7 +139,7 @@ class Clock:
 
 
 def timed(device: str, work: Callable[[], None]) -> tuple[float, float]:
-    """Wall-clock and processor seconds of a call; does not reset the memory peak."""
+    """Returns wall-clock and processor seconds of a call; does not reset the memory peak."""
     if device == "cuda":
         torch.cuda.synchronize()
     begun, processor = time.perf_counter(), time.process_time()
@@ -150,7 +150,7 @@ def timed(device: str, work: Callable[[], None]) -> tuple[float, float]:
 
 
 def _forget_peak() -> None:
-    """Resets the kernel's record of peak memory (only on Linux; elsewhere it covers the whole process)."""
+    """Resets the kernel's peak of this process's memory (only on Linux; elsewhere it is never reset)."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -1,4 +1,4 @@
-"""Coverage of confidence intervals by simulation, on which the choice of interval is based.
+"""Simulated coverage of confidence intervals, on which the choice of interval is based.
 
 Differences between two methods are drawn as d[s, i] = mean + seed[s] + item[i] + noise[s, i], with spreads
 like those of released runs (two-way analysis of variance of TROLL minus clip: 96 problems, 8 samples each).
@@ -30,14 +30,14 @@ class Scenario:
     """A distribution of differences; all numbers are shares.
 
     Attributes:
-        title: in the table.
+        title: name in the table.
         mean: difference in runs that do not collapse.
         seed: standard deviation between seeds.
         item: standard deviation between problems, the same for every seed.
         noise: standard deviation of the residual, including sampling.
         collapse: probability that the baseline's run of a seed collapses.
         fall: loss of success in a collapse.
-        items: I.
+        items: I, number of problems.
     """
 
     title: str
@@ -55,7 +55,7 @@ class Scenario:
         return self.mean + self.collapse * self.fall
 
     def draw(self, seeds: int, trials: int, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Differences [N, S, I], and the true difference on the problems drawn [N]."""
+        """Draws differences [N, S, I]; also returns the true difference on the drawn problems [N]."""
         item = rng.normal(0, self.item, (trials, 1, self.items))
         seed = rng.normal(0, self.seed, (trials, seeds, 1))
         seed += self.fall * (rng.random((trials, seeds, 1)) < self.collapse)
@@ -72,12 +72,12 @@ SCENARIOS = (
 SETTINGS = 7
 BETWEEN = 0.05
 SPREADS = (0.02, 0.03, 0.06, 0.06, 0.08, 0.10, 0.15)
-"""An average over settings: their number, the spread between them and of seeds within (as in stale ones)."""
+"""An average over settings: their number, the spread between them, and that of the seeds of each."""
 
 SHARING = (0.03, 0.03, 0.06) * 2
 BASELINE_SPREAD = 0.06
 """An average over variants of a method on two tasks: the spread of seeds of each variant, and of the
-baseline, with whose runs all variants on a task are compared."""
+baseline, whose runs all variants on a task are compared with."""
 
 Method = Callable[[Array, np.random.Generator], tuple[Array, Array]]
 """Maps differences [N, S, I] to lower and upper ends [N] at level 0.95."""
@@ -89,14 +89,14 @@ def _t(means: Array, variance: Array, df: Array | int) -> tuple[Array, Array]:
 
 
 def student(scores: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Student's interval of the seeds' means over the problems, as used by tables and verdicts."""
+    """Student's interval from each seed's mean over the problems, as in tables and verdicts."""
     by_seed = scores.mean(axis=-1)
     seeds = by_seed.shape[-1]
     return _t(by_seed.mean(axis=-1), by_seed.var(axis=-1, ddof=1) / seeds, seeds - 1)
 
 
 def crossed(scores: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Student's interval for seeds and problems crossed, with Satterthwaite's degrees of freedom."""
+    """Student's interval for crossed seeds and problems, with Satterthwaite's degrees of freedom."""
     _, seeds, items = scores.shape
     by_seed, by_item = scores.mean(axis=2), scores.mean(axis=1)
     centre = by_seed.mean(axis=1)
@@ -114,8 +114,8 @@ def two_level_bootstrap(scores: Array, rng: np.random.Generator) -> tuple[Array,
     """Bootstrap of seeds and problems (Owen 2007, "The pigeonhole bootstrap"), widened for few seeds.
 
     Deviations between drawn seeds are multiplied by sqrt(S / (S - 1)) t / z (after Hesterberg 2015, "What
-    teachers should know about the bootstrap"). The noise of problems is already in the seeds' means and is
-    counted again with the drawn problems.
+    teachers should know about the bootstrap"). The noise of problems is counted twice: in the seeds' means
+    and in the drawn problems.
     """
     _, seeds, items = scores.shape
     tail = (1 + LEVEL) / 2
@@ -156,7 +156,7 @@ _POOLED = "REML, Hartung and Knapp"
 
 
 def _average(seeds: int, trials: int) -> dict[str, object]:
-    """Coverage of the average over settings: REML with the Hartung-Knapp interval."""
+    """Coverage for an average over settings: REML with the Hartung-Knapp interval."""
     rng = np.random.default_rng(derive_seed(purpose="coverage of averages", seeds=seeds))
     ends = []
     for _ in range(trials):
@@ -169,7 +169,7 @@ def _average(seeds: int, trials: int) -> dict[str, object]:
 
 
 def _averages_of_variants(seeds: int, trials: int) -> list[dict[str, object]]:
-    """The same for variants that share the runs of a baseline, with and without their covariance."""
+    """The same for variants that share a baseline's runs, with and without their covariance."""
     rng = np.random.default_rng(derive_seed(purpose="coverage of averages of variants", seeds=seeds))
     tasks = np.repeat([0, 1], len(SHARING) // 2)
     ends: dict[str, list[tuple[float, float]]] = {_POOLED: [], f"{_POOLED}, as if independent": []}
@@ -192,7 +192,7 @@ def _average_row(scenario: str, seeds: int, interval: str, ends: Array) -> dict[
 
 
 def coverage_table(trials: int = TRIALS) -> pd.DataFrame:
-    """Coverage and width of every kind of interval in every scenario.
+    """Simulates coverage and width of every kind of interval in every scenario.
 
     Returns:
         One row per scenario, number of seeds and method, and nine rows for averages over settings:

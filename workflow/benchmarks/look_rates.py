@@ -1,4 +1,4 @@
-"""Error rates of the looks of `troll.analysis.sequential`, by simulation."""
+"""Simulated error rates of the repeated looks of `troll.analysis.sequential`."""
 
 import math
 
@@ -14,11 +14,11 @@ KINDS = ("normal", "a quarter collapses", "a quarter of one method's collapses")
 
 
 def ends(draws: ArrayLike, looks: Looks, *, plain: bool = False) -> tuple[NDArray[np.int_], NDArray[np.int_]]:
-    """Results of simulated experiments that stop at the first look with a difference.
+    """Returns the outcomes of simulated experiments that stop at the first look with a difference.
 
     Args:
         draws: differences by experiment and seed, ``[N, most]``.
-        looks: the plan.
+        looks: the plan of looks.
         plain: use the uncorrected interval at every look, for comparison.
 
     Returns:
@@ -37,20 +37,20 @@ def ends(draws: ArrayLike, looks: Looks, *, plain: bool = False) -> tuple[NDArra
 
 
 def looks_table(trials: int = 2000, *, seed: int = 0) -> pd.DataFrame:
-    """Error rates of the looks, simulated.
+    """Simulates the error rates of repeated looks at the difference between two methods' success.
 
-    Differences of two methods' success are from normal seeds (standard deviation 4 points), from seeds of
-    which a quarter collapse by 40 points in either method, or from seeds of which only one method's collapse,
-    which is otherwise better by as much as makes the means equal.
+    There are three kinds of seeds: normal ones (standard deviation 4 points); a quarter collapses by 40
+    points in either method; or a quarter collapses in one method only, which is otherwise better by as much
+    as makes the means equal.
 
     Args:
         trials: simulated experiments of each kind.
-        seed: of the simulation.
+        seed: seed of the simulation.
 
     Returns:
-        A row per kind of seeds, true difference and plan: ``false`` (rate of wrong signs, or of any sign
-        without a difference) and ``found`` with the looks, their average number of ``seeds``, and
-        ``false_plain`` with the uncorrected interval at every look.
+        A row per kind of seeds, true difference and plan: ``false`` (rate of wrong signs, or of any sign if
+        there is no difference), ``found`` (rate of right signs) and ``mean_seeds`` (seeds used on average)
+        with the looks; ``false_plain`` with the uncorrected interval at every look.
     """
     rng = np.random.default_rng(seed)
     rows = []

@@ -1,4 +1,4 @@
-"""Measurements that need no runs: costs, projections, base models, and the reliability of statistics.
+"""Measurements besides training runs: costs, projections, base models, and the reliability of statistics.
 
     python workflow/benchmarks/measure.py COMMAND --help
 
@@ -32,13 +32,15 @@ def _root(log: Log = None) -> None:
 def cost(
     out: Out,
     tokens: Annotated[int, typer.Option(help="N, tokens of the update")] = 512,
-    width: Annotated[list[int] | None, typer.Option(help="D, hidden width; may be repeated")] = None,
-    vocabulary: Annotated[int, typer.Option(help="V")] = 151_936,
+    width: Annotated[
+        list[int] | None, typer.Option(help="D, hidden width; may be repeated; default: 1024")
+    ] = None,
+    vocabulary: Annotated[int, typer.Option(help="V, size of the vocabulary")] = 151_936,
     repeats: Annotated[int, typer.Option(help="measurements of each variant")] = 3,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
 ) -> None:
-    """Measure time and memory of one update, by clip and by TROLL.
+    """Measure time and memory of one update with clip and with TROLL.
 
     Example: python workflow/benchmarks/measure.py cost --out cost --tokens 8192 --device cuda
     """
@@ -60,9 +62,7 @@ def cost_step(
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda",
     threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
 ) -> None:
-    """Measure whole optimiser steps of a language model.
-
-    Clip, TROLL, and clip with a critic take turns.
+    """Measure whole optimiser steps of a language model: clip, TROLL, and clip with a critic.
 
     Example: python workflow/benchmarks/measure.py cost-step --out cost --shape qwen3-0.6b --device cuda
     """
@@ -77,18 +77,18 @@ def cost_step(
 def approximation(
     out: Out,
     old: Annotated[
-        Path | None, typer.Option(help="checkpoint that sampled; default: Zipf-like policies")
+        Path | None, typer.Option(help="checkpoint before training; default: Zipf-like policies")
     ] = None,
     new: Annotated[Path | None, typer.Option(help="checkpoint after training")] = None,
     samples: Annotated[Path | None, typer.Option(help="samples of the old checkpoint")] = None,
     problems: Annotated[Path | None, typer.Option(help="the problems that were sampled")] = None,
     task: Annotated[str, typer.Option(help="name of the task")] = "chains",
-    tokens: Annotated[int, typer.Option(help="response tokens to compare")] = 256,
-    redraw: Annotated[bool, typer.Option("--redraw", help="only the figure, from the table in OUT")] = False,
+    tokens: Annotated[int, typer.Option(help="number of response tokens to compare")] = 256,
+    redraw: Annotated[bool, typer.Option("--redraw", help="only redraw the figure from OUT")] = False,
 ) -> None:
-    """Compare sparse projections with dense ones.
+    """Compare sparse projections with dense ones, by number of kept tokens and dropped mass.
 
-    By the number of kept tokens and the dropped mass, on Zipf-like policies unless checkpoints are given.
+    The policies are Zipf-like unless checkpoints are given.
 
     Example: python workflow/benchmarks/measure.py approximation --out approximation
     """
@@ -105,7 +105,7 @@ def approximation(
         pairs = Pairs(*policy_pairs(old, new, get_task(task).load(problems), samples, tokens))
     elif old or new or samples or problems:
         raise UserError(
-            "--old, --new, --samples and --problems belong together; leave all out for Zipf-like policies"
+            "--old, --new, --samples and --problems go together; omit all four for Zipf-like policies"
         )
     run_approximation(out, pairs)
 
@@ -115,13 +115,14 @@ def difficulty(
     bases: Annotated[list[Path], typer.Argument(help="<experiment>/base/<model>/<task>, graded")],
     out: Stem,
     data: Annotated[
-        Path | None, typer.Option(help="problems: <task>/test.jsonl; default <experiment>/data")
+        Path | None, typer.Option(help="directory with <task>/test.jsonl; default: <experiment>/data")
     ] = None,
-    tokens: Annotated[int, typer.Option(help="response tokens whose distributions are read", min=1)] = 8192,
+    tokens: Annotated[int, typer.Option(help="maximum number of response tokens to read", min=1)] = 8192,
 ) -> None:
     r"""Show how hard a task is for graded base models.
 
-    pass@1 and pass@8, distinct tokens in right answers, lengths, and how often 16 or 64 tokens are too few.
+    Reports pass@1 and pass@8, distinct tokens in right answers, lengths of answers, and how often 16 or 64
+    tokens leave out too much probability.
 
     Example: python workflow/benchmarks/measure.py difficulty \
     results/testbed/base/tiny/chains --out difficulty
@@ -135,11 +136,9 @@ def difficulty(
 @app.command()
 def coverage(
     out: Annotated[Path, typer.Option(help="directory for the tables coverage and looks")],
-    trials: Annotated[int, typer.Option(min=1, help="simulated experiments of each kind")] = 2000,
+    trials: Annotated[int, typer.Option(min=1, help="simulated experiments per scenario")] = 2000,
 ) -> None:
-    """Simulate how reliable intervals and verdicts are.
-
-    How often intervals cover the truth, and how often repeated looks mislead.
+    """Simulate how often intervals cover the truth, and how often repeated looks mislead.
 
     Example: python workflow/benchmarks/measure.py coverage --out results/statistics
     """
@@ -157,16 +156,17 @@ def coverage(
 def error_rates(
     protocol: ProtocolFile,
     against: Annotated[
-        Path | None, typer.Option(help="protocol without a ranking, to compare its power with as many runs")
+        Path | None, typer.Option(help="protocol without a ranking, to compare with, using as many runs")
     ] = None,
-    draws: Annotated[int, typer.Option(help="simulated comparisons of each effect", min=100)] = 20_000,
+    draws: Annotated[int, typer.Option(help="simulated comparisons per effect", min=100)] = 20_000,
 ) -> None:
     r"""Simulate error rate and power of a protocol that ranks rules.
 
-    Prints a table: the effect by which a rule is better than the baseline on
-    every task, how often it is classified as above and below, its runs, the loss
-    by tuning and its spread; with AGAINST also how often that protocol classifies
-    it as above with as many runs, corrected over its whole board.
+    Prints a table with a row per effect, by which a rule is better than the
+    baseline on every task: how often it is classified as above or below, its
+    number of runs, and what tuning loses, with its spread. With AGAINST also how
+    often that protocol classifies it as above with as many runs, corrected for all
+    comparisons of its board.
 
     Example: python workflow/benchmarks/measure.py error-rates workflow/config/ranking.yaml \
     --against workflow/config/leaderboard.yaml
@@ -177,10 +177,10 @@ def error_rates(
 
     ranked = read_protocol(protocol)
     if ranked.ranking is None:
-        raise UserError(f"{protocol}: ranking: is missing; only protocols with a ranking can be simulated")
+        raise UserError(f"{protocol}: ranking: is missing; choose a protocol with a ranking")
     other = read_protocol(against) if against else None
     if other is not None and other.ranking is not None:
-        raise UserError(f"--against: {against}: has a ranking; name a protocol without one")
+        raise UserError(f"--against: {against}: has a ranking; choose a protocol without one")
     typer.echo(to_markdown(rates_table(ranked, other, draws=draws)))
 
 

@@ -1,4 +1,4 @@
-"""The page of results of `gpu_check.py`."""
+"""The page with the results of `gpu_check.py`."""
 
 import math
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _GPU_COLUMNS = {
 
 
 def page(report: Mapping[str, Any]) -> str:
-    """The page in Markdown, from ``gpu_check.json``."""
+    """Makes the page in Markdown from ``gpu_check.json``."""
     about, limits, rows = report["about"], report["limits"], pd.DataFrame(report["rows"])
     sizes = about["sizes"]
     libraries = ", ".join(f"{name} {about[name] or 'not installed'}" for name in _LIBRARIES)
@@ -84,7 +84,7 @@ def _reading(value: float, limit: float | None) -> str:
 
 
 def _checked(row: Mapping[Any, Any]) -> str:
-    """The failed checks of a row, its errors by name, and where the host waited."""
+    """Returns the failed check of a row, its errors by name, and where the host waited."""
     parts = [f"**failed**: {row['failed']}"] if isinstance(row.get("failed"), str) else []
     # In a frame, missing keys are NaN; values that are not finite are stored as text.
     errors, waits = (row[key] if isinstance(row.get(key), dict) else {} for key in ("errors", "waits_at"))

@@ -1,4 +1,4 @@
-"""Greedy evaluation of a checkpoint by this package, compared with lm-eval's and evalplus' own commands.
+"""Compares greedy evaluation of a checkpoint by this package with lm-eval's and evalplus' own commands.
 
     python workflow/benchmarks/peer.py --checkpoint DIR --out results/graders/peer
 
@@ -6,9 +6,9 @@ The peer loads the checkpoint, generates answers and judges them without any cod
 run --model hf` with lm-eval's task and metric, `evalplus.codegen` and `evalplus.evaluate`. Both sides use the
 same prompts, in the model's chat template if it has one: this package's for mathematics, evalplus' for
 programs. For each problem, OUT.csv has three verdicts: of our judge and of the official scorer on our
-answers, and of the peer on its answers. OUT.md counts them and explains each difference. Nothing is
-downloaded if TROLL_DATA_MIRROR names the data. Generated programs only run in bubblewrap. Completed steps are
-kept in --work, so that the same command resumes after an interruption.
+answers, and of the peer on its answers. OUT.md counts them and explains each difference. If TROLL_DATA_MIRROR
+names the data, nothing is downloaded. Generated programs only run in bubblewrap. Completed steps are kept in
+--work, so that the same command resumes after an interruption.
 """
 
 import argparse
@@ -40,7 +40,7 @@ _TIMEOUT_S = 4 * 3600
 
 
 class Steps:
-    """Runs each command once in the work directory, and records it as it would be typed."""
+    """Runs each command once in the work directory, and records it as one would type it."""
 
     def __init__(self, work: Path) -> None:
         self.work = work
@@ -63,7 +63,7 @@ class Steps:
             command: the command and its arguments.
             lines: number of lines of the complete file, for commands that resume after an interruption.
             to: file for the standard output, by default the log.
-            shown: the command as it would be typed; by default the command itself.
+            shown: the command as one would type it; by default the command itself.
             environment: variables to set.
 
         Returns:
@@ -132,7 +132,7 @@ def ours(steps: Steps, name: str, options: argparse.Namespace) -> tuple[Path, in
 
 
 def as_evalplus_asks(prompt: str, steps: Steps, options: argparse.Namespace) -> str:
-    """The exact prompt of evalplus' decoder, with or without the chat template."""
+    """Returns the exact prompt of evalplus' decoder, with or without the chat template."""
     from evalplus.provider.utility import make_raw_chat_prompt
 
     prompt = prompt.strip() + "\n"
@@ -144,7 +144,7 @@ def as_evalplus_asks(prompt: str, steps: Steps, options: argparse.Namespace) -> 
 def longest_first(
     rows: Sequence[Mapping[str, Any]], asked: Sequence[Mapping[str, Any]], tokenizer: Any
 ) -> list[Mapping[str, Any]]:
-    """Problems by descending length of the prompt, which avoids a bug of evalplus' decoder.
+    """Sorts problems by descending length of the prompt, which avoids a bug in evalplus' decoder.
 
     The decoder searches for stop texts from the end of the prompt, but keeps searching from the ends of
     earlier, shorter prompts; a longer prompt contains such texts there, which ends the answer after one
@@ -160,7 +160,7 @@ def _in_chat(steps: Steps, options: argparse.Namespace) -> bool:
     return not options.bare and wants_chat(model_tokenizer(steps.work / MODEL), "auto")
 
 
-# Of evalplus.codegen.run_codegen, which does not export them.
+# Copied from evalplus.codegen.run_codegen, which does not export them.
 _INSTRUCTION = (
     "Please provide a self-contained Python script that solves the following problem in a markdown code "
     "block:"
@@ -175,7 +175,7 @@ _FENCE = "```python\n"
 def by_lm_eval(
     steps: Steps, name: str, number: int, options: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
-    """Results of lm-eval's command by task_id: the text, the answer that it extracts, and the verdict."""
+    """Returns results of lm-eval's command by task_id: text, extracted answer, and verdict."""
     from troll.tasks.prompts import wants_chat
 
     item = SETS[name]
@@ -205,7 +205,7 @@ def by_lm_eval(
 def by_evalplus(
     steps: Steps, name: str, number: int, options: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
-    """Results of evalplus' commands by task_id: the text, the extracted code, and the verdict."""
+    """Returns results of evalplus' commands by task_id: text, extracted code, and verdict."""
     from troll.tasks.sandbox.bubblewrap import base_interpreter, scratch_command
 
     out = steps.work / name
@@ -215,7 +215,7 @@ def by_evalplus(
     command += [*(["--force_base_prompt"] if options.bare else []), "--root", f"{name}/peer"]
     taken = steps.run(f"{name}/peer/humaneval/*temp_0.0.jsonl", command, lines=number, environment=data)
     raw = taken.with_suffix(".raw.jsonl")
-    # evalplus' guard is not a sandbox: its command runs in ours, with files only in memory.
+    # evalplus' guard is not a sandbox, so its command runs in ours, with files only in memory.
     libraries = list(dict.fromkeys(Path(sysconfig.get_path(key)) for key in ("purelib", "platlib")))
     files = {"/troll/samples.jsonl": taken, "/troll/evalplus.jsonl": out / "evalplus.jsonl"}
     evaluate = ["-m", "evalplus.evaluate", "--dataset", "humaneval", "--samples"]
@@ -249,13 +249,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--checkpoint", type=Path, required=True, help="a saved model")
     parser.add_argument("--out", type=Path, required=True, help="output path; .csv and .md are added")
-    parser.add_argument("--name", help="name of the model in the report; default the directory")
-    parser.add_argument("--work", type=Path, help="where the steps are kept; default OUT.work")
+    parser.add_argument("--name", help="name of the model in the report; default: the directory")
+    parser.add_argument("--work", type=Path, help="directory for completed steps; default: OUT.work")
     sizes = " ".join(f"{name}={item.problems}" for name, item in SETS.items())
-    parser.add_argument("--problems", nargs="+", default=sizes.split(), help=f"first of each set: {sizes}")
-    parser.add_argument("--bare", action="store_true", help="request programs without the chat template")
-    parser.add_argument("--max-tokens", type=int, default=512, help="longest answer in mathematics")
-    parser.add_argument("--batch-size", type=int, default=16, help="answers at a time")
+    parser.add_argument(
+        "--problems", nargs="+", default=sizes.split(), help=f"number of problems per set; default: {sizes}"
+    )
+    parser.add_argument("--bare", action="store_true", help="do not use the chat template for programs")
+    parser.add_argument(
+        "--max-tokens", type=int, default=512, help="maximum tokens of an answer in mathematics"
+    )
+    parser.add_argument("--batch-size", type=int, default=16, help="answers per batch")
     options = parser.parse_args(arguments)
     try:
         options.limits = _limits(options.problems)

@@ -11,7 +11,7 @@ import pandas as pd
 from troll.analysis.render.formats import Style, to_markdown, whole
 from troll.common.files import read_json, read_jsonl
 
-_NEAR = 1e-3  # nats between the two most likely tokens, below which rounding may decide
+_NEAR = 1e-3  # nats; with a smaller margin between the two most likely tokens, rounding may decide
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ SETS: Mapping[str, Set] = {
 def compared(
     name: str, out: Path, peer: Mapping[str, Mapping[str, Any]], margins: "Margins"
 ) -> list[dict[str, Any]]:
-    """A row for each problem: three verdicts, whether the texts are equal, and why verdicts differ."""
+    """Returns a row per problem: three verdicts, whether the texts are equal, and why verdicts differ."""
     graded = read_json(out / "grades.json")["problems"]
     prompts = {str(row["task_id"]): row["prompt"] for row in read_jsonl(out / "asked.jsonl")}
     texts = {str(row["task_id"]): row["completion"] for row in read_jsonl(out / "written.jsonl")}
@@ -66,7 +66,7 @@ def compared(
 
 
 def _comparable(name: str, prompt: str, text: str, other: str) -> tuple[str, str]:
-    """Both texts, truncated at the peer's stop texts."""
+    """Returns both texts, truncated at the peer's stop texts."""
     if SETS[name].task:
         stops = SETS[name].stops
         return _cut(text, stops), _cut(other, stops)
@@ -82,7 +82,7 @@ def _cut(text: str, stops: Sequence[str]) -> str:
 
 
 def _judges(name: str, text: str, row: Mapping[str, Any], status: str, taken: str) -> str:
-    """Why two judges disagree about a text."""
+    """Explains why two judges disagree about a text."""
     if not SETS[name].task:
         if row["official"] == row["ours"]:
             return f"evalplus extracts other code from the same text than this package: {_short(taken)}"
@@ -118,7 +118,7 @@ class Margins:
         self._model: Any = None
 
     def explain(self, name: str, prompt: str, text: str, other: str) -> str:
-        """A sentence of explanation; it contains `UNEXPLAINED` if the tokens were not equally likely."""
+        """Returns an explanation; it contains `UNEXPLAINED` if the tokens were not almost equally likely."""
         same = len(os.path.commonprefix([text, other]))  # noqa: RUF071 - of characters
         if same in (len(text), len(other)):
             return f"one text is a prefix of the other: {UNEXPLAINED}"
@@ -128,7 +128,7 @@ class Margins:
         return why if margin < _NEAR else f"{why}: {UNEXPLAINED}"
 
     def _margin(self, prompt: str, text: str, same: int, chat: str) -> float:
-        """The smallest margin between the two most likely tokens at the divergence or one token before."""
+        """Returns the smallest margin of the two likeliest tokens, at the divergence or one token before."""
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -151,14 +151,14 @@ class Margins:
 
 
 def model_tokenizer(checkpoint: Path) -> Any:
-    """The tokenizer of a checkpoint."""
+    """Loads the tokenizer of a checkpoint."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(checkpoint)
 
 
 def report(frame: pd.DataFrame, about: Mapping[str, str], commands: Sequence[str]) -> str:
-    """OUT.md: counts by set, every difference with its explanation, and the commands."""
+    """Makes OUT.md: counts by set, every difference with its explanation, and the commands."""
     frame = frame.assign(equal=frame["explanation"] == "")
     unexplained = frame["explanation"].str.contains(UNEXPLAINED)
     frame = frame.assign(explained=~frame["equal"] & ~unexplained, unexplained=unexplained, problems=True)

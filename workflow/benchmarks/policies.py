@@ -1,4 +1,4 @@
-"""Full next-token distributions of two checkpoints at the same tokens, for comparison with sparse ones."""
+"""Full next-token distributions of two checkpoints at the same tokens, to compare sparse ones with."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,14 +17,14 @@ from troll.tasks.types import Problem
 def policy_pairs(
     old: Path, new: Path, problems: Sequence[Problem], samples: Path, tokens: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of two checkpoints at the response tokens of sampled responses.
+    """Returns the log-probabilities of two checkpoints at the tokens of sampled responses.
 
     Args:
         old: checkpoint that generated ``samples``.
         new: another checkpoint with the same tokenizer.
         problems: the problems that were sampled.
         samples: JSON lines with task_id and completion.
-        tokens: N, the number of response tokens, from the first on.
+        tokens: N, number of response tokens to take, from the first response on.
 
     Returns:
         old [N, V] and new [N, V] in float64, and the sampled tokens [N].

@@ -1,4 +1,4 @@
-"""Error rate and power of a protocol that ranks rules, by simulating its tuning, looks and test."""
+"""Simulates error rate and power of a protocol that ranks rules, with its tuning, looks and test."""
 
 from dataclasses import dataclass
 
@@ -22,11 +22,11 @@ leaderboard.yaml and reproduce the observed results of its tuning: 3 points lost
 
 @dataclass(frozen=True)
 class Rates:
-    """Simulated outcomes of a protocol for a rule that is better than the baseline by some effect.
+    """Simulated outcomes of a protocol for a rule that is better than the baseline by an effect.
 
     Attributes:
-        above: how often the rule is classified as above the baseline.
-        below: how often as below.
+        above: rate at which the rule is classified as above the baseline.
+        below: rate at which it is classified as below.
         runs: average number of runs of the rule, including tuning.
         regret: mean difference between the best and the chosen trials.
         choice: standard deviation of the chosen trial's expected success.
@@ -42,11 +42,11 @@ class Rates:
 def simulated(
     protocol: Protocol, effect: float, *, draws: int = 10_000, seed: int = 0, seeds: int | None = None
 ) -> Rates:
-    """Error rate and power of a protocol by simulation, including the tuning of both rules.
+    """Simulates error rate and power of a protocol, including the tuning of both rules.
 
     Args:
-        protocol: with a ranking; without one each task is tested alone, as the first of a family of all
-            rules on all tasks.
+        protocol: its ranking decides; without one, each task is tested separately, corrected for all rules
+            on all tasks.
         effect: how much better every trial of the rule is, as a share of test problems.
         seeds: number of fresh seeds, instead of the protocol's.
     """
@@ -83,7 +83,7 @@ def simulated(
 
 
 def _chosen(means: Array, protocol: Protocol, random: np.random.Generator) -> NDArray[np.intp]:
-    """The trial that tuning chooses, round by round: the best by the mean over all its seeds."""
+    """Returns the trial that tuning chooses, round by round, by the mean over all its seeds."""
     total, runs = np.zeros(means.shape), 0
     for kept, stage in zip(protocol.kept, protocol.stages, strict=True):
         if runs:
@@ -95,7 +95,7 @@ def _chosen(means: Array, protocol: Protocol, random: np.random.Generator) -> ND
 
 
 def _sides(differences: Array, spread: float, level: float) -> tuple[Flags, Flags]:
-    """Which differences [..., S] are tested above 0, and which below; see `student`."""
+    """Tests which differences [..., S] are above 0 and which below, as `leaderboard.ranking.student` does."""
     count = differences.shape[-1]
     sampled = differences.var(axis=-1, ddof=1) / count
     whole = sampled + spread**2
@@ -108,7 +108,7 @@ EFFECTS = (0.0, 0.05, 0.10, 0.15, 0.20)
 
 
 def rates_table(protocol: Protocol, other: Protocol | None = None, *, draws: int = 10_000) -> pd.DataFrame:
-    """`simulated` for several effects, in a table."""
+    """Makes a table of `simulated` for several effects."""
     tasks, rows = len(protocol.experiment["tasks"]), []
     for effect in EFFECTS:
         rates = simulated(protocol, effect, draws=draws)
@@ -132,6 +132,6 @@ def rates_table(protocol: Protocol, other: Protocol | None = None, *, draws: int
 
 
 def _seeds_for(protocol: Protocol, runs: float) -> int:
-    """The number of fresh seeds that, with tuning, gives this many runs of a rule on a task, rounded up."""
+    """Returns the number of fresh seeds with which a rule has at least this many runs on a task."""
     tuning = sum(kept * len(stage) for kept, stage in zip(protocol.kept, protocol.stages, strict=True))
     return max(2, int(np.ceil(runs - tuning)))

@@ -1,7 +1,7 @@
-"""Cost of a whole optimiser step, forward and backward pass and AdamW, with clip, TROLL and a critic.
+"""Cost of a whole optimiser step (forward and backward pass, AdamW) of clip, TROLL, and clip with a critic.
 
-`update` measures only the output layer and the loss; this module includes the whole model, so that ratios are
-those of training.
+`update` measures only the output layer and the loss; here the whole model counts, so that ratios are those of
+training.
 """
 
 from pathlib import Path
@@ -38,11 +38,11 @@ def run_step_cost(
     Args:
         out: a directory.
         shape: one of `SHAPES`; weights are random.
-        responses: B, all of full length.
+        responses: B, number of responses, all of full length.
         prompt: tokens of each prompt.
-        response: T.
-        keep: K of the old policy.
-        steps: per measurement, after two warm-up steps.
+        response: T, tokens of each response.
+        keep: K, tokens kept of the old policy's distribution.
+        steps: steps per measurement, after two warm-up steps.
         repeats: measurements of each method.
         device: cuda or cpu.
         threads: CPU threads; by default those of the environment.

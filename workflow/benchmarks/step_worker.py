@@ -1,4 +1,4 @@
-"""Measures whole optimiser steps of one method: the worker of `step`."""
+"""The worker of `step`: measures whole optimiser steps of one method."""
 
 import math
 from dataclasses import dataclass, replace
@@ -56,10 +56,10 @@ class Work:
     Attributes:
         method: one of `METHODS`.
         shape: one of `SHAPES`; weights are random.
-        responses: B, all of full length.
+        responses: B, number of responses, all of full length.
         prompt: tokens of each prompt.
-        response: T.
-        keep: K of TROLL's old policy.
+        response: T, tokens of each response.
+        keep: K, tokens kept of TROLL's old policy.
         steps: measured optimiser steps, after `WARM_UP`.
         device: cpu or cuda.
     """
@@ -113,11 +113,11 @@ class Learner:
         return critic
 
     def projected_share(self) -> float:
-        """Share of the tokens that the last step projected; NaN for rules that project nothing."""
+        """Returns the share of tokens that the last step projected; NaN for rules without projection."""
         return math.nan if self.projected is None else float(self.projected.double().mean())
 
     def policy(self, keep: int | None = None, support: Tensor | None = None) -> TokenPolicy:
-        """The model as a policy: with distributions for TROLL, with log-probs of sampled tokens for clip."""
+        """Evaluates the model: distributions for TROLL, only log-probs of sampled tokens for clip."""
         output = self.model(
             input_ids=self.ids,
             attention_mask=torch.ones_like(self.ids),
@@ -153,13 +153,13 @@ class Learner:
     def leave_balls(self) -> None:
         """Moves the old distributions so that one token in ten is outside its trust region.
 
-        Otherwise nothing would be projected, because the weights that score the rollout are those that step.
+        Otherwise nothing would be projected, because the rollout is scored with the weights before the step.
         """
         if self.old.distribution is not None:
             self.old = replace(self.old, distribution=moved(self.old.distribution))
 
     def step(self) -> None:
-        """One optimiser step of the policy, and of the critic if there is one."""
+        """Runs one optimiser step of the policy, and of the critic if there is one."""
         support = None if self.old.distribution is None else self.old.distribution.token_ids
         new = self.policy(support=support)
         losses = self.rule(new, self.old, self.advantages, self.mask.float())
@@ -175,8 +175,8 @@ class Learner:
 def moved(old: SparseLogProbs) -> SparseLogProbs:
     """Changes every tenth distribution so much that an unchanged policy is outside its trust region.
 
-    The kept tokens are tilted at random and given 0.9 of the mass, or 0.3 if they have more than 0.6. The KL
-    divergence from the former to the new distribution is then at least 0.19 nats (that of the two masses
+    The log-probs of kept tokens get random noise, and a total mass of 0.9, or 0.3 if they have more than 0.6.
+    The KL divergence from the former to the new distribution is then at least 0.19 nats (from these masses
     alone); the paper's bound is 0.05.
 
     Args:
@@ -195,7 +195,7 @@ def moved(old: SparseLogProbs) -> SparseLogProbs:
 
 
 def measure(work: Work) -> dict[str, Any]:
-    """Seconds of scoring and of a step, the share of projected tokens, and the peak memory of all of it.
+    """Measures seconds of scoring and of steps, the share of projected tokens, and peak memory.
 
     Memory includes weights, optimiser states and gradients, but not the libraries.
     """

@@ -17,7 +17,7 @@ from troll.common.files import write_json
 from update_worker import OLD_PASSES, PREPARE, VARIANTS, Work
 
 VOCAB = 151_936
-"""The vocabulary of Qwen3, the paper's largest family of models."""
+"""Size of Qwen3's vocabulary, the largest family of models in the paper."""
 
 
 def run_cost(
@@ -42,17 +42,17 @@ def run_cost(
 
     Args:
         out: a directory for ``cost.csv``, ``cost.md`` and the individual measurements, ``cost.json``.
-        tokens: N.
-        widths: D, one block of rows each.
-        vocab: V.
-        keep: K of the old policy.
+        tokens: N, tokens of the update.
+        widths: hidden widths D; each gives one block of rows.
+        vocab: V, size of the vocabulary.
+        keep: K, tokens kept of the old policy's distribution.
         repeats: measurements per variant.
         device: "cpu" or "cuda".
-        dtype: of hidden states and weight; by default float32 on a CPU and bfloat16 on CUDA.
+        dtype: dtype of hidden states and weight; by default float32 on a CPU and bfloat16 on CUDA.
         threads: CPU threads; by default those of the environment.
         variants: some of `VARIANTS` and `OLD_PASSES`, by default all; clip on full logits is always
             included.
-        seed: of the inputs.
+        seed: seed of the inputs.
 
     Returns:
         The written table: one row per width and variant.
@@ -65,7 +65,7 @@ def run_cost(
     chosen = [name for name in known if variants is None or name in variants or name == BASELINE]
     for name in variants or ():
         if name not in known:
-            raise UserError(f"cost: no variant {name!r}; there are {', '.join(known)}")
+            raise UserError(f"cost: unknown variant {name!r}; valid: {'; '.join(known)}")
     check(device, tokens=tokens, widths=min(widths), vocab=vocab, keep=keep, repeats=repeats)
     dtype = dtype or ("bfloat16" if device == "cuda" else "float32")
     report: dict[str, Any] = {

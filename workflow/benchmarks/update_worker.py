@@ -1,7 +1,7 @@
-"""Measures one variant of an update, from hidden states and weight to a scalar loss: the worker of `update`.
+"""The worker of `update`: measures one variant of an update, from hidden states and weight to a scalar loss.
 
-All variants minimise a token mean over the same tokens, advantages and old policy. The two on full logits are
-what the published codes do; the three others never hold tokens x vocabulary.
+All variants minimise a token mean over the same tokens, advantages and old policy. The two on full logits do
+what published code does; the three others never store a matrix of tokens x vocabulary.
 """
 
 import gc
@@ -25,7 +25,7 @@ from troll.common.seeding import derive_seed
 KL_BOUND = 0.05
 """The paper's settings (arXiv 2510.03817)."""
 PREPARE = "prepare"
-"""Name of the work that computes the old policy once for all variants."""
+"""Variant that computes the old policy once for all others."""
 OLD_PASSES = {"old policy, label log-probs": None, "old policy, top-K": "keep"}
 """Forward passes without gradient that precede the updates: what clip needs, and what TROLL needs."""
 
@@ -61,7 +61,7 @@ class Batch:
     old: SparseLogProbs
 
     def first(self, tokens: int) -> "Batch":
-        """The first ``tokens`` tokens, as new leaf tensors."""
+        """Returns the first ``tokens`` tokens, as new leaf tensors."""
         return Batch(
             self.hidden[:tokens].detach().requires_grad_(),
             self.weight.detach().requires_grad_(),
@@ -77,7 +77,7 @@ def _rows(tensor: Tensor) -> Tensor:
 
 
 def _policy(log_probs: Tensor, distribution: SparseLogProbs | None, labels: Tensor) -> TokenPolicy:
-    """One response of N tokens."""
+    """Returns a policy with one response of N tokens."""
     if distribution is not None:
         distribution = SparseLogProbs(
             _rows(distribution.token_ids), _rows(distribution.log_probs), _rows(distribution.tail_log_prob)
@@ -92,7 +92,7 @@ def _clip_loss(batch: Batch, log_probs: Tensor) -> Tensor:
 
 
 def troll_loss(batch: Batch, log_probs: Tensor, distribution: SparseLogProbs) -> Tensor:
-    """TROLL's computation after the head: projection, policy gradient and regression."""
+    """TROLL's loss after the head: projection, policy gradient and regression."""
     mask = torch.ones_like(_rows(batch.labels), dtype=torch.bool)
     new = _policy(log_probs, distribution, batch.labels)
     old = _policy(batch.old_log_probs, batch.old, batch.labels)
@@ -138,7 +138,7 @@ def clip_ours(batch: Batch) -> Tensor:
 def troll_naive(batch: Batch) -> Tensor:
     """TROLL as in the published code: full logits, top-K, union of supports, 24 bisections of log eta.
 
-    The multiplier is frozen in the gradient, as in the third-party port (design notes: "prime").
+    The gradient treats the multiplier as constant, as the third-party port does (design notes: "prime").
     """
     keep = batch.old.support_size
     log_probs = _full_log_probs(batch)
@@ -175,7 +175,7 @@ def troll_ours(batch: Batch) -> Tensor:
 
 
 def projected_share(batch: Batch) -> float:
-    """Share of the tokens that lie outside their trust region."""
+    """Returns the share of tokens outside their trust region."""
     with torch.no_grad():
         head = lm_head(batch.hidden, batch.weight, batch.labels, support=batch.old.token_ids)
         assert head.distribution is not None
@@ -192,11 +192,10 @@ VARIANTS: dict[str, Callable[[Batch], Tensor]] = {
 
 
 def _tensors(work: Work) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
-    """Hidden states of the new and the old policy, and the weight; the same in every process.
+    """Makes hidden states of the new and the old policy, and the weight; the same in every process.
 
     Logits are normal with a standard deviation of 4 nats. Every tenth token has moved far since it was
-    sampled (a hundred times the share that the paper reports as projected, its Fig. 14), so that the solver
-    has work.
+    sampled, so that the solver has work; the paper's Fig. 14 reports a hundredth of that share as projected.
     """
     random = torch.Generator(work.device).manual_seed(derive_seed(purpose="cost", seed=work.seed))
     dtype = getattr(torch, work.dtype)
@@ -212,7 +211,7 @@ def _tensors(work: Work) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
 
 
 def prepare(work: Work) -> float:
-    """Writes the old policy; returns the share of tokens that the new one moved out of the trust region."""
+    """Writes the old policy, and returns the share of the new policy's tokens outside the trust region."""
     hidden, old_hidden, weight, random = _tensors(work)
     labels = torch.zeros(work.tokens, dtype=torch.int64, device=work.device)
     old = lm_head(old_hidden, weight, labels, support_size=work.keep, dropped_mass=1e-5).distribution
@@ -227,10 +226,10 @@ def prepare(work: Work) -> float:
 
 
 def measure(work: Work) -> dict[str, float]:
-    """Seconds and peak memory of one forward and backward pass, without the inputs.
+    """Measures seconds and peak memory of one forward and backward pass, without the inputs.
 
-    Follows a short warm-up (of full length on CUDA, where kernels are chosen by shape). The work `PREPARE`
-    writes the old policy and returns the share of projected tokens.
+    Before it, there is a short warm-up (of full length on CUDA, where kernels are chosen by shape). `PREPARE`
+    only writes the old policy and returns the share of projected tokens.
     """
     if work.variant == PREPARE:
         return {"projected_share": prepare(work)}
@@ -264,7 +263,7 @@ def _run(work: Work, batch: Batch) -> None:
 
 
 def _solver_seconds(work: Work, batch: Batch) -> float:
-    """Seconds of everything that TROLL adds: projection, both losses and their gradient."""
+    """Measures the seconds of what TROLL adds: projection, both losses and their gradient."""
     with torch.no_grad():
         head = lm_head(batch.hidden, batch.weight, batch.labels, support=batch.old.token_ids)
     new = head.distribution
