@@ -86,7 +86,7 @@ def test_shapes_must_agree(pairs):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["approximation", "--old", "checkpoint"], "--old, --new, --samples and --problems belong together"),
+        (["approximation", "--old", "checkpoint"], "--old, --new, --samples and --problems go together"),
         (["approximation", "--redraw"], r"approximation\.csv: no such file"),
         (["cost", "--device", "tpu"], "device 'tpu' is not available"),
         (

@@ -102,7 +102,7 @@ def named_mirror(variable: str) -> Path | None:
     """Returns the mirror's directory from an environment variable; None if it is unset."""
     root = os.environ.get(variable)
     if root and not Path(root).is_dir():
-        raise UserError(f"{variable}={root}: no such directory; name the mirror's directory, or unset it")
+        raise UserError(f"{variable}={root}: no such directory; name the mirror, or unset it to use the hub")
     return Path(root) if root else None
 
 
