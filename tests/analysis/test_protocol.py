@@ -396,7 +396,7 @@ def test_trials_of_another_protocol_are_called_that(protocol):
 
 def test_the_help_says_which_rules_are_taken():
     said = " ".join(CliRunner().invoke(app, ["release", "final", "--help"]).output.replace("│", " ").split())
-    assert "by default those that have trials in RESULTS" in said
+    assert "default: those with trials in RESULTS" in said
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def flip(path):
 def test_a_flipped_byte_is_noticed_before_anything_is_sampled(saved, name):
     check_checkpoint(saved)
     flip(saved / name)
-    with pytest.raises(UserError, match=rf"manifest\.json says \(the contents of {name} have"):
+    with pytest.raises(UserError, match=rf"manifest\.json \(the contents of {name} have"):
         load_engine("transformers", saved, max_new_tokens=2, temperature=1.0)
 
 

@@ -282,5 +282,5 @@ def test_prompts_that_do_not_fit_may_be_cut_to_their_end(checkpoint, tmp_path):
 
 
 def test_a_missing_checkpoint_is_named(tmp_path):
-    with pytest.raises(UserError, match="nowhere: not a model"):
+    with pytest.raises(UserError, match="nowhere: cannot be loaded as a model"):
         draw(tmp_path / "nowhere", tmp_path / "s.jsonl")

@@ -109,8 +109,8 @@ def test_a_signal_stops_a_run_where_a_rollout_batch_ends(failures, name, before)
     ("name", "message"),
     [
         ("full", "no space left on the disk; free some"),
-        ("memory", "memory ran out; more training.micro_batches, or fewer training.micro_batch_tokens"),
-        ("gpu", "memory ran out (CUDA out of memory); more training.micro_batches, or fewer"),
+        ("memory", "memory ran out; increase training.micro_batches or decrease training.micro_batch_tokens"),
+        ("gpu", "memory ran out (CUDA out of memory); increase training.micro_batches or"),
         ("nan", "; training stopped, the last checkpoint is intact. A smaller learning_rate may help"),
     ],
 )
