@@ -85,7 +85,7 @@ class Run:
 class Experiment(StrictModel):
     """An experiment file."""
 
-    experiment: str = Field(description="name of the experiment; results go to results/<name>")
+    experiment: str = Field(description="name of the experiment; results go to `results/<name>`")
     summary: str = Field("", description="one-line description")
     seeds: list[Whole] = Field(min_length=1, description="seeds with which every combination is run")
     more_seeds: MoreSeeds | None = Field(
@@ -127,7 +127,7 @@ class Experiment(StrictModel):
     )
     archive: bool = Field(
         False,
-        description="keep finished runs as rows of results/<experiment>/tidy, so that they are not repeated",
+        description="keep finished runs as rows of `results/<experiment>/tidy`, which are not repeated",
     )
     not_finite: Literal["stop", "zero"] = Field(
         "stop",
