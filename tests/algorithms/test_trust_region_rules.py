@@ -12,7 +12,7 @@ from troll.algorithms.distributions import DEFAULT_LOG_PROB, SparseLogProbs, ali
 from troll.algorithms.divergences import kl_divergence
 from troll.algorithms.projection import project
 from troll.algorithms.trust_regions import GroupRewards, TokenPolicy, make_trust_region
-from troll.algorithms.trust_regions.projected import KL_BOUND
+from troll.algorithms.trust_regions.projected import DEFAULT_KL_BOUND
 from troll.algorithms.trust_regions.quatro import solve_duals
 
 
@@ -207,7 +207,7 @@ def test_troll_with_a_constant_tail_is_the_dense_formula(shift):
     policies = constant_pair(new[None], old[None], tokens[None], 5)
     losses = make_trust_region("troll")(*policies, advantages[None], torch.ones(1, 40))
     q, p = dense_with_constant(new, tokens, 5), dense_with_constant(old, tokens, 5)
-    projection = project(q, p, KL_BOUND)
+    projection = project(q, p, DEFAULT_KL_BOUND)
     slot = tokens.unsqueeze(-1)
     ratio = (projection.log_probs.gather(-1, slot) - p.gather(-1, slot)).exp().squeeze(-1)
     pull = kl_divergence(q, projection.log_probs.detach())
@@ -253,7 +253,7 @@ def test_the_loss_is_continuous_at_the_edge_of_the_ball(name, tail):
         low, high = (low, middle) if outside else (middle, high)
     inside, outside = losses(low), losses(high)
     assert inside.metrics["clip_fraction"].item() == 0 and outside.metrics["clip_fraction"].item() == 1
-    assert outside.metrics["kl_to_old"].item() == pytest.approx(KL_BOUND, rel=1e-6)
+    assert outside.metrics["kl_to_old"].item() == pytest.approx(DEFAULT_KL_BOUND, rel=1e-6)
     assert outside.metrics["kept_mass"].item() < 0.5
     assert outside.per_token.item() == pytest.approx(inside.per_token.item(), rel=1e-6)
     assert abs(outside.per_token.item() + 1) > 0.01
@@ -433,15 +433,15 @@ def test_penalty_coefficient_halves_and_doubles_outside_its_band():
 def test_adaptive_bound_moves_towards_its_target():
     rule = make_trust_region("troll-adaptive", target=0.01, rate=1.5)
     rule.after_step({"clip_fraction": 0.012})  # a little too many outside: a little wider
-    assert rule.current_settings()["kl_bound"] == pytest.approx(KL_BOUND * 1.2)
+    assert rule.current_settings()["kl_bound"] == pytest.approx(DEFAULT_KL_BOUND * 1.2)
     rule.after_step({"clip_fraction": 0.0})
-    assert rule.current_settings()["kl_bound"] == pytest.approx(KL_BOUND * 1.2 / 1.5)
+    assert rule.current_settings()["kl_bound"] == pytest.approx(DEFAULT_KL_BOUND * 1.2 / 1.5)
     for _ in range(50):
         rule.after_step({"clip_fraction": 0.0})
     assert rule.current_settings()["kl_bound"] == 1e-3
     by_kl = make_trust_region("troll-adaptive", follow="kl", target=0.001, rate=2.0)
     by_kl.after_step({"kl_to_old": 0.00125})
-    assert by_kl.current_settings()["kl_bound"] == pytest.approx(KL_BOUND * 0.8)
+    assert by_kl.current_settings()["kl_bound"] == pytest.approx(DEFAULT_KL_BOUND * 0.8)
 
 
 @pytest.mark.parametrize(("shape", "halfway"), [("linear", 0.03), ("cosine", 0.03)])

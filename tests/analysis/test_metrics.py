@@ -36,7 +36,7 @@ def test_summaries_are_computed_from_the_metric_that_they_name():
 
 
 def test_what_is_shown_has_a_heading_and_a_unit():
-    assert all(METRICS[name].worst and STYLES[name].heading for name in DIAGNOSTICS)
+    assert all(METRICS[name].over_run and STYLES[name].heading for name in DIAGNOSTICS)
     for name, entry in [*METRICS.items(), *SUMMARIES.items()]:
         assert entry.name == name and entry.meaning
         if entry.scale == "share":

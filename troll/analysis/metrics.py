@@ -29,7 +29,7 @@ class Metric:
     heading: str = ""  # of a table's column
     show: Show = "number"
     # which of a run's values the table `constraint_check` shows; empty if the table omits the metric
-    worst: Literal["", "mean", "max", "min"] = ""
+    over_run: Literal["", "mean", "max", "min"] = ""
     in_points: bool = False  # whether verdicts give differences of its mean in percentage points
 
 
@@ -104,11 +104,11 @@ METRICS = _by_name(
         axis="kl",
         bound=True,
         heading="Largest KL before",
-        worst="max",
+        over_run="max",
     ),
     Metric("kl_to_old_sampled", NATS, "estimate of `kl_to_old` from the sampled tokens only"),
     Metric("ratio_mean", "", "probability ratio new / old of the sampled tokens, mean"),
-    Metric("ratio_max", "", "the same, maximum", heading="Largest ratio", worst="max"),
+    Metric("ratio_max", "", "the same, maximum", heading="Largest ratio", over_run="max"),
     Metric("log_ratio_abs", "", "absolute logarithm of that ratio, mean"),
     Metric(
         *("clip_fraction", SHARE, "tokens that the rule clipped, masked or projected"),
@@ -116,7 +116,7 @@ METRICS = _by_name(
         scale="share",
         heading="Clipped or projected (%)",
         show="percent",
-        worst="mean",
+        over_run="mean",
         in_points=True,
     ),
     Metric(
@@ -140,7 +140,7 @@ METRICS = _by_name(
         *("kept_mass_min", SHARE, "the same, minimum"),
         heading="Least kept mass",
         show="five decimals",
-        worst="min",
+        over_run="min",
     ),
     Metric("kl_projected", NATS, "TROLL: KL(projected || old), mean"),
     Metric(
@@ -150,20 +150,20 @@ METRICS = _by_name(
         axis="kl",
         bound=True,
         heading="Largest KL after",
-        worst="max",
+        over_run="max",
     ),
     Metric("kl_violation", NATS, "TROLL: excess of `kl_projected` over the bound, mean"),
-    Metric("kl_violation_max", NATS, "the same, maximum", heading="Worst bound violation", worst="max"),
+    Metric("kl_violation_max", NATS, "the same, maximum", heading="Worst bound violation", over_run="max"),
     Metric("step_size", "", "TROLL: 1 / (η + 1), 1 inside the trust region", label="mean step β"),
     Metric("regression", NATS, "TROLL: regression term of the loss, without its weight"),
     Metric("solver_residual", "", "TROLL: |KL − bound| / bound of projected tokens, mean"),
-    Metric("solver_residual_max", "", "the same, maximum", heading="Worst solver residual", worst="max"),
+    Metric("solver_residual_max", "", "the same, maximum", heading="Worst solver residual", over_run="max"),
     Metric(
         "solver_evaluations",
         "",
         "TROLL: KL evaluations of the solver, mean over all tokens (tokens that are not projected need none)",
         heading="Solver evaluations",
-        worst="mean",
+        over_run="mean",
     ),
     Metric("kl_bound", "nats", "`troll-adaptive`: bound of the step"),
     Metric("penalty_kl", NATS, "`kl-penalty`: KL(old || new) in the penalty"),
@@ -207,7 +207,7 @@ _FIRST = (
     *("clip_fraction", "kl_to_old_max", "kl_projected_max", "kl_violation_max", "solver_residual_max"),
     *("solver_evaluations", "kept_mass_min", "ratio_max"),
 )
-DIAGNOSTICS = (*_FIRST, *(name for name, metric in METRICS.items() if metric.worst and name not in _FIRST))
+DIAGNOSTICS = (*_FIRST, *(name for name, metric in METRICS.items() if metric.over_run and name not in _FIRST))
 """Columns of the table `constraint_check`, in order: every metric that sets `worst`."""
 
 

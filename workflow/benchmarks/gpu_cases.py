@@ -16,7 +16,7 @@ from troll.algorithms.trust_regions import TokenPolicy
 
 BEFORE = "torch"
 """The reference backend."""
-KL_BOUND = 0.05
+PAPER_KL_BOUND = 0.05
 FAR, NEAR = 0.5, 0.02
 LABELS, TOP_K = "label log-probs", "top-K, K = {}"
 RULE_FORWARD, RULE = "rule, forward, K = {}", "rule, forward and backward, K = {}"

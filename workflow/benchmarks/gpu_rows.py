@@ -17,8 +17,8 @@ from gpu_cases import (
     BEFORE,
     CLIP,
     HEAD,
-    KL_BOUND,
     LABELS,
+    PAPER_KL_BOUND,
     RULE,
     RULE_FORWARD,
     TOP_K,
@@ -266,7 +266,7 @@ class _Rule:
     def errors(self) -> dict[str, Value]:
         """Returns errors compared with float64."""
         value, (kept, tail) = self.both()
-        over = float(self.metrics["kl_projected"].max()) / KL_BOUND - 1
+        over = float(self.metrics["kl_projected"].max()) / PAPER_KL_BOUND - 1
         own, self.loss.backend = self.loss.backend, BEFORE
         reference, (kept64, tail64) = self.both(torch.float64)
         self.loss.backend = own

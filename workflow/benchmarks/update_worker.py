@@ -22,7 +22,7 @@ from troll.algorithms.trust_regions.ratio import clip
 from troll.algorithms.trust_regions.types import TokenPolicy
 from troll.common.seeding import derive_seed
 
-KL_BOUND = 0.05
+PAPER_KL_BOUND = 0.05
 """The paper's settings (arXiv 2510.03817)."""
 PREPARE = "prepare"
 """Variant that computes the old policy once for all others."""
@@ -96,7 +96,7 @@ def troll_loss(batch: Batch, log_probs: Tensor, distribution: SparseLogProbs) ->
     mask = torch.ones_like(_rows(batch.labels), dtype=torch.bool)
     new = _policy(log_probs, distribution, batch.labels)
     old = _policy(batch.old_log_probs, batch.old, batch.labels)
-    return troll(new, old, _rows(batch.advantages), mask, kl_bound=KL_BOUND).per_token.mean()
+    return troll(new, old, _rows(batch.advantages), mask, kl_bound=PAPER_KL_BOUND).per_token.mean()
 
 
 def _full_log_probs(batch: Batch) -> Tensor:
@@ -154,9 +154,9 @@ def troll_naive(batch: Batch) -> Tensor:
         low, high = torch.full_like(q[:, :1], -8.0), torch.full_like(q[:, :1], 10.0)
         for _ in range(24):
             middle = (low + high) / 2
-            outside = kl_divergence(_interpolate(q, p, middle.exp()), p).unsqueeze(-1) > KL_BOUND
+            outside = kl_divergence(_interpolate(q, p, middle.exp()), p).unsqueeze(-1) > PAPER_KL_BOUND
             low, high = torch.where(outside, middle, low), torch.where(outside, high, middle)
-        eta = torch.where(kl_divergence(q, p).unsqueeze(-1) > KL_BOUND, high.exp(), 0.0)
+        eta = torch.where(kl_divergence(q, p).unsqueeze(-1) > PAPER_KL_BOUND, high.exp(), 0.0)
     pi = _interpolate(q, p, eta)
     slot = (new.token_ids == batch.labels.unsqueeze(-1)).int().argmax(-1, keepdim=True)
     ratio = (pi.gather(-1, slot).squeeze(-1) - batch.old_log_probs).exp()
@@ -179,7 +179,7 @@ def projected_share(batch: Batch) -> float:
     with torch.no_grad():
         head = lm_head(batch.hidden, batch.weight, batch.labels, support=batch.old.token_ids)
         assert head.distribution is not None
-        return float(project(head.distribution, batch.old, KL_BOUND).active.float().mean())
+        return float(project(head.distribution, batch.old, PAPER_KL_BOUND).active.float().mean())
 
 
 VARIANTS: dict[str, Callable[[Batch], Tensor]] = {

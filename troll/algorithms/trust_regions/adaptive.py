@@ -12,7 +12,7 @@ from torch import Tensor
 
 from troll.algorithms.divergences import kl_divergence
 from troll.algorithms.ranges import Count, Limit, NotNegative, Positive
-from troll.algorithms.trust_regions.projected import KL_BOUND, troll
+from troll.algorithms.trust_regions.projected import DEFAULT_KL_BOUND, troll
 from troll.algorithms.trust_regions.types import (
     TokenLosses,
     TokenPolicy,
@@ -108,7 +108,7 @@ def troll_adaptive(
     advantages: Tensor,
     mask: Tensor,
     *,
-    kl_bound: Limit = KL_BOUND,
+    kl_bound: Limit = DEFAULT_KL_BOUND,
     regression_weight: NotNegative = 1.0,
 ) -> TokenLosses:
     """TROLL with a kl_bound that follows a schedule or a controller (future work in the paper).
@@ -150,7 +150,7 @@ class BoundController:
     def __init__(
         self,
         *,
-        kl_bound: Positive = KL_BOUND,
+        kl_bound: Positive = DEFAULT_KL_BOUND,
         follow: Literal["projected", "kl", "schedule"] = "projected",
         target: Positive | None = None,
         rate: Annotated[float, Field(gt=1)] = 1.1,

@@ -27,7 +27,7 @@ from troll.algorithms.trust_regions.types import (
 )
 from troll.common.errors import UserError
 
-KL_BOUND = 0.05
+DEFAULT_KL_BOUND = 0.05
 """TROLL's default bound in nats per token, as in all experiments of the paper (arXiv 2510.03817)."""
 
 # Floor of projected log-probabilities in the regression, for tokens with zero old probability.
@@ -140,7 +140,7 @@ def troll_with_common_metrics(
     advantages: Tensor,
     mask: Tensor,
     *,
-    kl_bound: Limit = KL_BOUND,
+    kl_bound: Limit = DEFAULT_KL_BOUND,
     regression_weight: NotNegative = 1.0,
 ) -> TokenLosses | None:
     """Losses and metrics of `troll` with the common metrics, in one kernel launch; None if unavailable.
@@ -159,7 +159,7 @@ def troll(
     advantages: Tensor,
     mask: Tensor,
     *,
-    kl_bound: Limit = KL_BOUND,
+    kl_bound: Limit = DEFAULT_KL_BOUND,
     regression_weight: NotNegative = 1.0,
 ) -> TokenLosses:
     """TROLL: -A pi(a) / p(a) + alpha KL(q || sg pi), with pi the projection of q onto the KL ball around p.
@@ -189,7 +189,7 @@ def troll_seq(
     advantages: Tensor,
     mask: Tensor,
     *,
-    kl_bound: Limit = KL_BOUND,
+    kl_bound: Limit = DEFAULT_KL_BOUND,
     regression_weight: NotNegative = 1.0,
 ) -> TokenLosses:
     """TROLL for GSPO: token-wise projection as in `troll`, sequence-wise importance weight.

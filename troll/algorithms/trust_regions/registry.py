@@ -302,6 +302,7 @@ class TrustRegion:
     def _common_metrics(
         new: TokenPolicy, old: TokenPolicy, mask: Tensor, reported: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
+        # TROLL's GPU kernel (`whole` in `register`) computes these itself and never gets here.
         difference = log_ratio(new, old)
         ratio = difference.exp()
         metrics = {

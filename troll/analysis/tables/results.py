@@ -39,7 +39,7 @@ MAIN_METRICS = ("difference", "late_kl", "entropy", "final", "peak")
 ABLATION_METRICS = ("difference", "late_kl", "entropy", "final", "peak", "max_drawdown")
 OFFICIAL_METRIC = "official/pass@1"
 """pass@1 by lm-eval or evalplus, of runs on public data."""
-_CONSTRAINT_CHECK: Mapping[str, str] = {name: METRICS[name].worst for name in DIAGNOSTICS}
+_CONSTRAINT_CHECK: Mapping[str, str] = {name: METRICS[name].over_run for name in DIAGNOSTICS}
 """Aggregation over all steps and seeds, by diagnostic."""
 
 
