@@ -438,6 +438,47 @@ def test_evalplus_decoder_gets_problems_in_an_order_in_which_no_prompt_ends_an_a
     assert len(decoder.codegen(prompts[1], False, 1)[0]) <= 1, "if it does not, the order is no longer needed"
 
 
+CODEGEN = """
+import json, pathlib, sys
+first, last = json.loads(sys.argv[sys.argv.index("--id_range") + 1])
+out = pathlib.Path("humaneval+/peer/humaneval")
+out.mkdir(parents=True, exist_ok=True)
+with open("ranges", "a") as ranges:
+    print(first, last, file=ranges)
+done = {json.loads(line)["task_id"] for file in out.glob("*0.0.jsonl") for line in file.open()}
+for number in range(first, last):
+    if f"HumanEval/{number}" in done:
+        continue
+    if number == 8 and not pathlib.Path("again").exists():
+        sys.exit(1)
+    for ending in ("raw.jsonl", "jsonl"):
+        with open(out / f"model_hf_temp_0.0.{ending}", "a") as file:
+            print(json.dumps({"task_id": f"HumanEval/{number}", "solution": ending}), file=file)
+"""
+
+
+def test_evalplus_generates_for_a_few_problems_in_each_process_and_resumes(peer, tmp_path):
+    """Its decoder becomes slower with each problem of a process, until 164 would take days."""
+    pytest.importorskip("evalplus", reason="evalplus is not installed")
+    (tmp_path / "evalplus").mkdir()
+    (tmp_path / "evalplus/__init__.py").touch()
+    (tmp_path / "evalplus/codegen.py").write_text(CODEGEN)  # found first, in the directory of work
+    verdicts = {
+        f"HumanEval/{number}": [{"solution": "", "base_status": "pass", "plus_status": "fail"}]
+        for number in range(14)
+    }
+    steps, options = peer.Steps(tmp_path), argparse.Namespace(bare=False)
+    with pytest.raises(UserError, match=r"python.* ended with status 1 without a complete"):
+        peer.by_evalplus(steps, "humaneval+", 14, options)
+    (tmp_path / "again").touch()
+    write_json(tmp_path / "humaneval+/peer/eval_results.json", {"eval": verdicts})
+    results = peer.by_evalplus(peer.Steps(tmp_path), "humaneval+", 14, options)
+    assert results.keys() == verdicts.keys() and results["HumanEval/13"]["text"] == "raw.jsonl"
+    assert not any(result["passed"] for result in results.values())
+    ranges = [tuple(map(int, line.split())) for line in (tmp_path / "ranges").read_text().splitlines()]
+    assert ranges == [(0, 6), (6, 12), (6, 12), (12, 14)]
+
+
 def test_only_nearly_equal_tokens_explain_texts_that_part(peer, tmp_path, checkpoint, monkeypatch):
     """The margin is that of the model itself at the token where the texts part."""
     import torch

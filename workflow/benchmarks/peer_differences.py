@@ -211,5 +211,6 @@ _HOW = (
 _WHERE = (
     "`python workflow/benchmarks/peer.py` runs these in its work directory: `model` is the checkpoint, "
     "`problems.jsonl` and `evalplus.jsonl` are the first problems of the set, `asked.jsonl` has the prompts "
-    "that both sides use, and evalplus judges in bubblewrap."
+    "that both sides use. evalplus generates for a few problems per process, because each one makes the next "
+    "slower, and judges in bubblewrap."
 )
