@@ -318,6 +318,30 @@ def test_programs_have_evalplus_verdict_on_few_and_on_all_tests(real_data, tmp_p
     assert (result["official"]["scorer"], result["official"]["metric"]) == ("evalplus", "plus")
 
 
+@pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}")
+def test_the_official_verdict_is_on_the_program_that_evalplus_takes(real_data, tmp_path):
+    """A chat answer stands alone; a continuation follows the prompt, up to evalplus' stop strings."""
+    pytest.importorskip("evalplus", reason="evalplus is not installed")
+    problem = next(one for one in load("humaneval+").problems if one.task_id == "HumanEval/28")
+    function = "def concatenate(strings: List[str]) -> str:\n    return ''.join(strings)\n"
+    fenced = f"Here it is:\n```python\n{function}```\nIt joins them."
+    complete = fenced.replace("def ", "from typing import List\ndef ", 1)
+    body = "    return ''.join(strings)\n"
+    asserting = f"{body}\nassert False\n"
+    wrong_again = f"{body}\ndef concatenate(strings):\n    return 'no'\n"
+    long = complete.replace("```python\n", "```python\n" + "# no code\n" * 150)
+    texts = [fenced, complete, body, asserting, wrong_again, function, long, "    return ("]
+    write_jsonl(tmp_path / "s.jsonl", [{"task_id": problem.task_id, "completion": text} for text in texts])
+    grade("humaneval+", tmp_path / "s.jsonl", None, tmp_path / "grades.json", only_present=True)
+    row = read_json(tmp_path / "grades.json")["problems"][problem.task_id]
+    assert row["official"] == [False, True, True, True, True, False, True, False]
+    assert row["passed"] == [True] * 7 + [False]
+    for listed in read_jsonl(tmp_path / "disagreements.jsonl"):
+        assert listed["completion"] in (fenced, function)
+        assert listed["evalplus"] == {"base": False, "passed": False}
+        assert listed["evalplus_on_our_program"] == {"base": True, "passed": True}
+
+
 def _reference(problem, args):
     scope = {}
     exec(problem.record["prompt"] + problem.record["canonical_solution"], scope)
@@ -339,7 +363,7 @@ def peer():
     return module
 
 
-def side_by_side(peer, tmp_path, name, prompts, ours, verdicts, theirs, margins=None):
+def side_by_side(peer, tmp_path, name, prompts, ours, verdicts, theirs, margins=None, listed=()):
     """Rows of the comparison; verdicts are (ours, official), theirs (text, taken, passed), by problem."""
     names = [str(number) for number in range(len(prompts))]
     rows = [{"task_id": key, "prompt": text} for key, text in zip(names, prompts, strict=True)]
@@ -350,7 +374,7 @@ def side_by_side(peer, tmp_path, name, prompts, ours, verdicts, theirs, margins=
         key: {"passed": [own], "official": [official], "status": ["passed" if own else "wrong"]}
         for key, (own, official) in zip(names, verdicts, strict=True)
     }
-    write_json(tmp_path / "grades.json", {"problems": graded})
+    write_json(tmp_path / "grades.json", {"problems": graded, "disagreements": listed})
     said = {
         key: {"text": text, "taken": taken, "passed": passed}
         for key, (text, taken, passed) in zip(names, theirs, strict=True)
@@ -395,6 +419,23 @@ def test_texts_of_programs_are_compared_as_evalplus_cuts_them(peer, tmp_path):
         [(f"def f(x):\n{body}\ndef g(x):\n    pass", "code", True)],
     )
     assert chat[0]["same_text"], "in a chat evalplus stops at the end of the block alone"
+
+
+def test_a_program_that_evalplus_takes_otherwise_is_told_from_one_it_judges_otherwise(peer, tmp_path):
+    texts = ["def f(x: List):\n    return x\n```"] * 3
+    theirs = [
+        (text, "def f(x: List): return x", passed) for text, passed in zip(texts, (0, 0, 1), strict=True)
+    ]
+    again = [{"base": True, "passed": True}, {"base": False, "passed": False}]
+    listed = [{"task_id": str(key), "evalplus_on_our_program": one} for key, one in enumerate(again)]
+    verdicts = [(True, False)] * 3
+    rows = side_by_side(peer, tmp_path, "humaneval+", ["?"] * 3, texts, verdicts, theirs, listed=listed)
+    why = [row["explanation"] for row in rows]
+    assert why[0].startswith(
+        "evalplus takes `def f(x: List): return x` from the text, without the prompt's imports"
+    )
+    assert why[1] == "evalplus and our judge disagree about the same program (ours: passed): unexplained"
+    assert why[2] == "evalplus gives two verdicts on the same text: unexplained"
 
 
 def test_programs_are_asked_for_with_the_very_text_of_evalplus_decoder(peer, tmp_path, checkpoint):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from troll.tasks.sandbox.extraction import extract_code, load, whole_program
+from troll.tasks.sandbox.extraction import extract_code, load, own_definition, whole_program
 
 BODY = "    return x + 1\n"
 WHOLE = "def f(x):\n    return x + 1\n"
@@ -172,3 +172,21 @@ def test_any_text_makes_a_program_or_none(text):
         compile(found, "", "exec")
     except SyntaxError:
         assert found == PROMPT + extract_code(text, "f")
+
+
+@pytest.mark.parametrize(
+    ("completion", "alone"),
+    [
+        ("def f(x):\n    return x\n", "def f(x):\n    return x\n"),
+        ("So:\n```python\ndef f(x):\n    return x\n```\nDone.", "\ndef f(x):\n    return x\n"),
+        ("<think>def f(x): no</think>```\nasync def f(x):\n    pass\n```", "\nasync def f(x):\n    pass\n"),
+        ("    return x\n", None),
+        ("    return x\n\ndef f(x):\n    pass\n", None),
+        ("    return x\n```\nIt returns x.", None),
+        ("```python\n    return x\n```", None),
+        ("def f(x):\n    return x\n```\ng(1)\n```", None),
+        ("def g(x):\n    return x\n", None),
+    ],
+)
+def test_a_function_that_is_defined_anew_stands_alone(completion, alone):
+    assert own_definition(completion, "f") == alone

@@ -56,7 +56,8 @@ def grade(
             version, tasks, metric, results and standard error), ``disagreements`` between graders,
             ``missing`` (problems without a sample), ``versions``, ``data`` (where the problems come from,
             and whether they are a substitute) and ``data_sha256``. For public data,
-            ``disagreements.jsonl`` beside it lists the disagreements with their prompts; for mathematics,
+            ``disagreements.jsonl`` beside it lists the disagreements with their prompts, and for code what
+            evalplus says of the program that we extract (``evalplus_on_our_program``); for mathematics,
             ``lm_eval/`` beside it holds lm-eval's own files.
         only_present: leave out problems without a sample; otherwise they are an error.
         split: split of the data set; default ``test``, or ``all`` if the samples name problems outside it.
@@ -289,7 +290,7 @@ def _grade_code(
     unique = list(dict.fromkeys((task_id, text) for task_id, texts in completions.items() for text in texts))
     records = {task_id: {**problem, "task_id": task_id} for task_id, problem in problems.items()}
     as_written = task not in DATA_SETS and get_task(task).as_written
-    how: Extraction = "as_written" if as_written else "troll"
+    how: Extraction = "evalplus" if task in DATA_SETS else "as_written" if as_written else "troll"
     with ThreadPoolExecutor(1) as side:
         theirs_later = None
         if dataset is not None:
@@ -328,6 +329,11 @@ def _grade_code(
         for key in theirs
         if (ours[key].base, ours[key].passed) != (theirs[key].base, theirs[key].passed)
     ]
+    if dataset is not None and task in DATA_SETS:  # tells differences of extraction from those of judgement
+        texts = [(row["task_id"], row["completion"]) for row in disagreements]
+        again = evalplus_verdicts(dataset, records, texts, extraction="troll") if texts else []
+        for row, verdict in zip(disagreements, again, strict=True):
+            row["evalplus_on_our_program"] = {"base": verdict.base, "passed": verdict.passed}
 
     def flags(verdicts: Mapping[tuple[str, str], Any], field: str) -> dict[str, list[bool]]:
         return {

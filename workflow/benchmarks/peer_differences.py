@@ -38,7 +38,8 @@ def compared(
     name: str, out: Path, peer: Mapping[str, Mapping[str, Any]], margins: "Margins"
 ) -> list[dict[str, Any]]:
     """Returns a row per problem: three verdicts, whether the texts are equal, and why verdicts differ."""
-    graded = read_json(out / "grades.json")["problems"]
+    grades = read_json(out / "grades.json")
+    graded, listed = grades["problems"], {row["task_id"]: row for row in grades["disagreements"]}
     prompts = {str(row["task_id"]): row["prompt"] for row in read_jsonl(out / "asked.jsonl")}
     texts = {str(row["task_id"]): row["completion"] for row in read_jsonl(out / "written.jsonl")}
     rows = []
@@ -59,7 +60,8 @@ def compared(
             if not row["same_text"]:
                 whys.append(margins.explain(name, prompts[task_id], ours_cut, peer_cut))
             if row["ours"] != row["official"] or row["same_text"]:
-                whys.append(_judges(name, text, row, verdict["status"][0], theirs["taken"]))
+                again = listed.get(task_id, {}).get("evalplus_on_our_program", {}).get("passed")
+                whys.append(_judges(name, text, row, verdict["status"][0], theirs["taken"], again))
             row["explanation"] = "; ".join(whys)
         rows.append(row)
     return rows
@@ -81,11 +83,17 @@ def _cut(text: str, stops: Sequence[str]) -> str:
     return min((text.split(stop)[0] for stop in stops), key=len)
 
 
-def _judges(name: str, text: str, row: Mapping[str, Any], status: str, taken: str) -> str:
-    """Explains why two judges disagree about a text."""
+def _judges(name: str, text: str, row: Mapping[str, Any], status: str, taken: str, again: bool | None) -> str:
+    """Explains why two judges disagree about a text; ``again`` is what evalplus says of our program."""
+    if row["official"] != row["peer"] and row["same_text"]:
+        scorer = "lm-eval" if SETS[name].task else "evalplus"
+        return f"{scorer} gives two verdicts on the same text: {UNEXPLAINED}"
     if not SETS[name].task:
-        if row["official"] == row["ours"]:
-            return f"evalplus extracts other code from the same text than this package: {_short(taken)}"
+        if again == row["ours"]:
+            return (
+                f"evalplus takes {_short(taken)} from the text, without the prompt's imports if it is a chat "
+                "answer; on the program that our judge takes, evalplus agrees with our judge"
+            )
         return f"evalplus and our judge disagree about the same program (ours: {status}): {UNEXPLAINED}"
     from troll.tasks.verifiers.math import last_boxed
 
@@ -95,8 +103,6 @@ def _judges(name: str, text: str, row: Mapping[str, Any], status: str, taken: st
         if box is None
         else f"our judge reads the box {_short(box)}"
     )
-    if row["official"] != row["peer"] and row["same_text"]:
-        return f"lm-eval gives two verdicts on the same text: {UNEXPLAINED}"
     if SETS[name].chosen == "none":
         return f"{read}; math-verify looks for an answer anywhere in the text"
     return f"{read}; lm-eval takes the last number, {_short(taken)}"

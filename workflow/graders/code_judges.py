@@ -88,7 +88,7 @@ def _sanitized(dataset: str, records: Sequence[Mapping[str, Any]], completions: 
     """Verdicts of evalplus' evaluator on programs that its sanitizer extracts, with or without the prompt."""
     by_id, samples = _samples(records, completions)
     after = [(name, f"{by_id[name]['prompt']}\n{text}") for name, text in samples]
-    found = evalplus_verdicts(dataset, by_id, [*after, *samples], extraction="evalplus")
+    found = evalplus_verdicts(dataset, by_id, [*after, *samples], extraction="sanitizer")
     both = zip(found[: len(samples)], found[len(samples) :], strict=True)
     return [bool(one.passed or other.passed) for one, other in both]
 

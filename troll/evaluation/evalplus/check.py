@@ -23,7 +23,7 @@ from troll.common.processor import available_cores
 from troll.tasks.sandbox import syscall_filter
 from troll.tasks.sandbox.bubblewrap import base_interpreter, scratch_command
 
-Extraction = Literal["none", "troll", "as_written", "evalplus"]
+Extraction = Literal["none", "troll", "as_written", "sanitizer", "evalplus"]
 
 _INSIDE = ("extraction.py", "syscall_filter.py", "thread_limit.py")
 _START_S = 60.0
@@ -66,7 +66,9 @@ def evalplus_verdicts(
         samples: (task_id, text).
         extraction: how to get the program from a text: ``none``: it is the whole text; ``troll``:
             `troll.tasks.sandbox.extraction` finds it; ``as_written``: that takes the completion as it is;
-            ``evalplus``: evalplus' sanitizer. All run in the program's own process, inside the sandbox.
+            ``sanitizer``: evalplus' sanitizer finds it; ``evalplus``: so it does, but in what evalplus takes
+            from a completion: a function that is defined anew, as in chat answers, or the prompt and the
+            completion up to evalplus' stop strings. All run inside the sandbox, confined like the programs.
         workers: number of parallel sandboxes; default the number of cores.
     """
     evalplus_version()

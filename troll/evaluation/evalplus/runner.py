@@ -8,11 +8,13 @@ and evalplus only; ``check.py`` starts it as a script. Input is a JSON file: ``{
 
 import gc
 import json
+import mmap
 import multiprocessing.popen_fork
 import os
 import resource
 import select
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -23,12 +25,13 @@ from evalplus.gen.util import trusted_exec
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - keep the start short
 
-import extraction  # type: ignore[import-not-found] # noqa: F401 - for the programs
+import extraction  # type: ignore[import-not-found]
 import syscall_filter  # type: ignore[import-not-found]
 import thread_limit  # type: ignore[import-not-found]
 
 _FILE_BYTES = 16 * 2**20
 _POLL_S = 0.001
+_EXTRACTION_S = 60.0  # evalplus' sanitizer parses every range of lines
 _unconfined = evalplus.eval.unsafe_execute
 
 
@@ -127,6 +130,55 @@ def _references(dataset: str, problem: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _as_evalplus_takes(problem: dict[str, Any], dataset: str, completion: str) -> str:
+    """Returns what `evalplus.codegen` gives to its sanitizer, whether or not the model was prompted in chat.
+
+    A function that is defined anew stands alone and has to import what it needs, as chat answers do; other
+    completions follow the prompt.
+    """
+    from evalplus.provider.utility import EOS, extra_eos_for_direct_completion
+
+    alone = extraction.own_definition(completion, problem["entry_point"])
+    text = completion if alone is None else alone
+    stops = [*EOS, *(extra_eos_for_direct_completion(dataset) if alone is None else ())]
+    text = text[: min((text.index(stop) for stop in stops if stop in text), default=len(text))]
+    text = text.replace("\t", "    ")
+    return f"{problem['prompt'].strip()}\n{text}" if alone is None else text
+
+
+def _sanitized(watch: _ThreadWatch, job: dict[str, Any], problem: dict[str, Any], completion: str) -> str:
+    """Returns the program that evalplus' sanitizer finds; empty if it fails.
+
+    It runs in a process of its own, which is confined as programs are, because it parses hostile text, and
+    has its own time limit, because it may take longer than the program.
+    """
+    from evalplus.sanitize import sanitize
+
+    # Answers come through memory, because a confined process has no descriptors.
+    size = 4 * (len(problem["prompt"]) + len(completion)) + 4096
+    memory = mmap.mmap(-1, size)
+    child = os.fork()
+    if child == 0:
+        try:
+            _confine(watch)
+            if job["extraction"] == "evalplus":
+                completion = _as_evalplus_takes(problem, job["dataset"], completion)
+            data = sanitize(completion, problem["entry_point"]).encode()
+            memory[8 : 8 + len(data)] = data
+            memory[:8] = len(data).to_bytes(8, "big")
+        finally:
+            os._exit(0)
+    deadline = time.monotonic() + _EXTRACTION_S
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            break
+        time.sleep(_POLL_S)
+    length = min(int.from_bytes(memory[:8], "big"), size - 8)
+    return memory[8 : 8 + length].decode("utf-8", "replace")
+
+
 def main() -> None:
     """Checks all samples of the job file."""
     with open(sys.argv[1], encoding="utf-8") as file:  # noqa: PTH123 - keep the start short
@@ -135,13 +187,9 @@ def main() -> None:
     os.dup2(2, 1)
     watch = _ThreadWatch()
 
-    sanitizes = job["extraction"] == "evalplus"
-    if sanitizes:
-        from evalplus.sanitize import sanitize
-
-    def confined(dataset: str, entry_point: str, code: str, *rest: Any) -> None:
+    def confined(*arguments: Any) -> None:
         _confine(watch)
-        _unconfined(dataset, entry_point, sanitize(code, entry_point) if sanitizes else code, *rest)
+        _unconfined(*arguments)
 
     evalplus.eval.unsafe_execute = confined
     multiprocessing.popen_fork.Popen.wait = _wait  # type: ignore[method-assign]
@@ -155,6 +203,8 @@ def main() -> None:
             asked = f"{problem['prompt']!r}, {source!r}, {problem['entry_point']!r}"
             how = f"as_written={job['extraction'] == 'as_written'}"
             source = f"__import__('extraction').load({asked}, globals(), {how})"
+        elif job["extraction"] != "none":
+            source = _sanitized(watch, job, problem, source)
         if task_id != current:
             current, references = task_id, _references(job["dataset"], problem)
         for kind in ("base", "plus"):

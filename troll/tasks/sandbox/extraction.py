@@ -66,6 +66,16 @@ def _fenced(text: str, name: re.Pattern[str] | None) -> str | None:
     return blocks[-1] if blocks[-1].startswith((" ", "\t")) else "\n" + blocks[-1]
 
 
+def own_definition(completion: str, entry_point: str) -> str | None:
+    """Returns the fenced block, or the text, that defines the function; None if it continues the prompt."""
+    text, name = _without_thoughts(completion), _definition(entry_point)
+    block = _fenced(text, name)
+    if block is not None and name.search(block):
+        return block
+    continues = text.lstrip("\r\n").startswith((" ", "\t"))
+    return text if block is None and not continues and name.search(text) else None
+
+
 def whole_program(prompt: str, completion: str, entry_point: str | None = None) -> str:
     """Returns the prompt followed by the program in the completion.
 
