@@ -318,7 +318,10 @@ def _grade_code(
             f"grade: {len(incomparable)} samples count as wrong because their outputs cannot be compared; "
             f"the first: {incomparable[0]['reason']}"
         )
-    disagreements = [
+    differ = [
+        key for key in theirs if (ours[key].base, ours[key].passed) != (theirs[key].base, theirs[key].passed)
+    ]
+    disagreements: list[dict[str, Any]] = [
         {
             "task_id": key[0],
             "completion": key[1],
@@ -326,14 +329,12 @@ def _grade_code(
             "troll": {"base": ours[key].base, "passed": ours[key].passed, "status": ours[key].status},
             "evalplus": {"base": theirs[key].base, "passed": theirs[key].passed},
         }
-        for key in theirs
-        if (ours[key].base, ours[key].passed) != (theirs[key].base, theirs[key].passed)
+        for key in differ
     ]
     if dataset is not None and task in DATA_SETS:  # tells differences of extraction from those of judgement
-        texts = [(row["task_id"], row["completion"]) for row in disagreements]
-        again = evalplus_verdicts(dataset, records, texts, extraction="troll") if texts else []
-        for row, verdict in zip(disagreements, again, strict=True):
-            row["evalplus_on_our_program"] = {"base": verdict.base, "passed": verdict.passed}
+        again = evalplus_verdicts(dataset, records, differ, extraction="troll") if differ else []
+        for row, said in zip(disagreements, again, strict=True):
+            row["evalplus_on_our_program"] = {"base": said.base, "passed": said.passed}
 
     def flags(verdicts: Mapping[tuple[str, str], Any], field: str) -> dict[str, list[bool]]:
         return {
