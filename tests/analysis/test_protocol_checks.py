@@ -114,7 +114,7 @@ def test_a_rule_that_is_there_twice_is_named(tmp_path):
     path = tmp_path / "protocol.yaml"
     path.write_text(yaml.safe_dump(PROTOCOL).replace("rules:\n", "rules:\n  clip: {rule: clip}\n"))
     with pytest.raises(
-        UserError, match=r"protocol\.yaml: not YAML \(line \d+, column 3: key 'clip' is there"
+        UserError, match=r"protocol\.yaml: not YAML \(line \d+, column 3: duplicate key 'clip'"
     ):
         read_protocol(path)
     path.write_text("- 1\n")
