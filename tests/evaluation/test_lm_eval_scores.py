@@ -336,10 +336,24 @@ def test_the_official_verdict_is_on_the_program_that_evalplus_takes(real_data, t
     row = read_json(tmp_path / "grades.json")["problems"][problem.task_id]
     assert row["official"] == [False, True, True, True, True, False, True, False]
     assert row["passed"] == [True] * 7 + [False]
-    for listed in read_jsonl(tmp_path / "disagreements.jsonl"):
-        assert listed["completion"] in (fenced, function)
-        assert listed["evalplus"] == {"base": False, "passed": False}
-        assert listed["evalplus_on_our_program"] == {"base": True, "passed": True}
+    listed = read_jsonl(tmp_path / "disagreements.jsonl")
+    assert [one["completion"] for one in listed] == [fenced, function]
+    for one in listed:
+        assert one["evalplus"] == {"base": False, "passed": False}
+        assert one["evalplus_on_our_program"] == {"base": True, "passed": True}
+
+
+@pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}")
+def test_a_reference_solution_that_evalplus_sanitizer_breaks_is_listed(real_data, tmp_path):
+    """It drops functions without `return`, here a generator, as docs/results.md says."""
+    pytest.importorskip("evalplus", reason="evalplus is not installed")
+    problem = next(one for one in load("mbpp+").problems if one.task_id == "Mbpp/630")
+    write_jsonl(tmp_path / "s.jsonl", [{"task_id": problem.task_id, "completion": problem.answer}])
+    grade("mbpp+", tmp_path / "s.jsonl", None, tmp_path / "grades.json", only_present=True)
+    row = read_json(tmp_path / "grades.json")["problems"][problem.task_id]
+    assert row["passed"] == [True] and row["official"] == [False]
+    (listed,) = read_jsonl(tmp_path / "disagreements.jsonl")
+    assert listed["evalplus_on_our_program"] == {"base": True, "passed": True}
 
 
 def _reference(problem, args):
