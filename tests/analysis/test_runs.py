@@ -376,6 +376,26 @@ def test_disagreeing_digests_are_refused_or_marked(tmp_path: Path) -> None:
     assert set(collected.items.loc[collected.items["mixed"], "trust_region"]) == {"troll"}
 
 
+@pytest.mark.parametrize("use", ["training", "test"])
+def test_runs_that_read_other_prompts_are_refused(tmp_path: Path, use: str) -> None:
+    """The files of data and model may be the same, and what was made of them another."""
+    root = tmp_path / "testbed"
+    dirs = [synthetic.write_run(root, "chains", "clip", "grpo", "stale", n, batches=1) for n in range(3)]
+
+    def read_by(path: Path, digest: str) -> None:
+        if use == "test":
+            edit_json(path / "grades.json", prompts_sha256=digest)
+        else:
+            edit_json(path / "manifest.json", digests=synthetic.DIGESTS | {"prompts": digest})
+
+    read_by(dirs[0], "1" * 64)
+    read_by(dirs[1], "1" * 64)
+    assert read_directories(dirs).runs["run_id"].nunique() == 3  # an older run does not say
+    read_by(dirs[1], "2" * 64)
+    with pytest.raises(UserError, match=rf"seed0 and .*seed1: the same {use} problems had prompts of other"):
+        read_directories(dirs)
+
+
 @pytest.mark.parametrize("name", ["all.parquet", "notes.md"])
 def test_a_file_in_place_of_a_directory_is_named(experiment: Path, tmp_path: Path, troll, name: str) -> None:
     path = tmp_path / name

@@ -5,11 +5,20 @@ import shutil
 
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma3Config,
+    GPT2Config,
+    MambaConfig,
+    Qwen3Config,
+)
 
 from troll.common.digests import facts_of
 from troll.common.errors import UserError
-from troll.common.models import check_checkpoint, load_model
+from troll.common.models import check_checkpoint, context_of, load_model
 from troll.evaluation.engines.transformers import load_engine
+from troll.operations.hub_context import _context_in
 
 
 @pytest.fixture
@@ -77,3 +86,42 @@ def test_broken_weights_are_one_line(tiny_base, tmp_path, damage, said):
     with pytest.raises(UserError, match=said) as caught:
         load_model(tmp_path / "model", dtype="auto")
     assert "\n" not in str(caught.value)
+
+
+def tiny_gemma3(context):
+    """A model of text and images, whose language model has a configuration of its own."""
+    text = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text |= {"num_key_value_heads": 1, "head_dim": 16, "vocab_size": 64, "max_position_embeddings": context}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    return Gemma3Config(
+        text_config=text,
+        vision_config=vision | {"image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+        image_token_index=60,
+        boi_token_index=61,
+        eoi_token_index=62,
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [
+        (tiny_gemma3(77), 77),
+        (Qwen3Config(max_position_embeddings=78), 78),
+        (GPT2Config(n_positions=79), 79),
+        (MambaConfig(), None),
+    ],
+    ids=["gemma3", "qwen3", "gpt2", "mamba"],
+)
+def test_the_context_is_that_of_the_language_model(config, context, tmp_path):
+    assert context_of(config) == context
+    config.save_pretrained(tmp_path)
+    assert _context_in(tmp_path / "config.json") == context
+
+
+def test_no_text_exceeds_the_context_of_a_language_model_with_eyes(tiny_base, tmp_path):
+    model = AutoModelForCausalLM.from_config(tiny_gemma3(32))
+    model.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(tiny_base).save_pretrained(tmp_path / "model")
+    engine = load_engine("transformers", tmp_path / "model", max_new_tokens=2, temperature=1.0, device="cpu")
+    assert engine.context == 32

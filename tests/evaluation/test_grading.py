@@ -73,6 +73,66 @@ def grades(tmp_path, task, **settings):
     return read_json(tmp_path / "grades.json")
 
 
+def test_a_problem_that_occurs_twice_is_refused(tmp_path):
+    """The last would win, silently."""
+    write(tmp_path, [chain(1), chain(2), {**chain(3), "task_id": "chains/test/1"}], [(0, "\\boxed{6}")])
+    with pytest.raises(UserError, match=r"problems\.jsonl:3: task_id 'chains/test/1' is also that of an"):
+        grades(tmp_path, "chains", only_present=True)
+    with pytest.raises(UserError, match=r"problems\.jsonl:3: task_id 'chains/test/1' is also in line 1"):
+        get_task("chains").load(tmp_path / "problems.jsonl")
+
+
+def test_a_sample_that_occurs_twice_is_refused(tmp_path):
+    write(tmp_path, [chain(1)], [(0, "\\boxed{6}")])
+    rows = [{"task_id": "chains/test/1", "sample": 0, "completion": text} for text in ("a", "b")]
+    write_jsonl(tmp_path / "samples.jsonl", rows)
+    with pytest.raises(
+        UserError, match=r"samples\.jsonl:2: sample 0 of task_id 'chains/test/1' is in line 1"
+    ):
+        grades(tmp_path, "chains")
+
+
+@pytest.mark.parametrize("ids", [[1, 2], [1, 2, 3], [2]])
+@pytest.mark.parametrize("named", [True, False])
+def test_row_numbers_that_may_count_from_1_are_refused(tmp_path, ids, named):
+    """Else each sample would be judged by the problem before its own."""
+    problems = [chain(number) for number in (1, 2, 3)]
+    if not named:
+        problems = [{key: row[key] for key in row if key != "task_id"} for row in problems]
+    write_jsonl(tmp_path / "problems.jsonl", problems)
+    rows = [{"task_id": number, "completion": f"\\boxed{{{(number + 5) % 10}}}"} for number in ids]
+    write_jsonl(tmp_path / "samples.jsonl", rows)
+    with pytest.raises(UserError, match=r"read as row numbers; rows count from 0.*subtract 1"):
+        grades(tmp_path, "chains", only_present=True)
+    if 1 in ids:
+        from_0 = [{**row, "task_id": row["task_id"] - 1} for row in rows]
+        write_jsonl(tmp_path / "samples.jsonl", from_0)
+        assert grades(tmp_path, "chains", only_present=True)["metrics"]["pass@1"] == 1.0
+
+
+def test_samples_of_different_prompts_are_not_mixed(tmp_path):
+    write(tmp_path, [chain(1)], [(0, "\\boxed{6}")])
+    rows = [
+        {"task_id": "chains/test/1", "sample": number, "completion": "\\boxed{6}", "prompt_digest": digest}
+        for number, digest in enumerate("aab")
+    ]
+    write_jsonl(tmp_path / "samples.jsonl", rows)
+    with pytest.raises(UserError, match=r"samples\.jsonl:3: the prompt of .* had other token ids \(b\)"):
+        grades(tmp_path, "chains")
+    write_jsonl(tmp_path / "samples.jsonl", [*rows[:2], {"task_id": "chains/test/1", "completion": "x"}])
+    found = grades(tmp_path, "chains")
+    assert found["metrics"]["pass@1"] == pytest.approx(2 / 3) and len(found["prompts_sha256"]) == 64
+
+
+def test_thoughts_are_not_judged(tmp_path):
+    write(tmp_path, [chain(1)], [])
+    said = ["<think>\\boxed{6}", "<think>\\boxed{1}</think>\\boxed{6}", "\\boxed{6}", "\\boxed{6}"]
+    rows = [{"task_id": "chains/test/1", "sample": n, "completion": text} for n, text in enumerate(said)]
+    rows[3]["in_thought"] = True
+    write_jsonl(tmp_path / "samples.jsonl", rows)
+    assert grades(tmp_path, "chains")["problems"]["chains/test/1"]["passed"] == [False, True, True, False]
+
+
 # --- mathematics --------------------------------------------------------------------------------------------
 
 

@@ -91,6 +91,17 @@ def test_what_gsm8k_demonstrates_is_right_for_lm_eval_and_for_us(real_data, tmp_
     assert result["metrics"] == {"pass@1": 1.0, "official/pass@1": 1.0, "disagreements": 0}
 
 
+def test_what_stands_in_a_thought_cuts_nothing_and_is_no_answer(real_data, tmp_path):
+    """lm-eval's gsm8k ends an answer at `Question:`, which models write when they think."""
+    right = [problem.answer for problem in load("gsm8k").problems[:2]]
+    wondering = f"<think>Question: is it 1?</think>\n\n\\boxed{{{right[0]}}}"
+    unfinished = f"<think>It must be \\boxed{{{right[1]}}}"
+    result, names = graded(tmp_path, "gsm8k", [[wondering], [unfinished]])
+    for name, expected in zip(names, (True, False), strict=False):
+        row = result["problems"][name]
+        assert (row["passed"], row["official"]) == ([expected], [expected])
+
+
 def test_the_files_are_those_that_lm_evals_own_tools_read(real_data, tmp_path):
     import datasets
     from lm_eval.utils import get_results_filenames, get_sample_results_filenames, make_table

@@ -38,7 +38,9 @@ def test_rows_are_complete_and_in_order(checkpoint, tmp_path):
     assert [(row["task_id"], row["sample"]) for row in rows] == [
         (p.task_id, j) for p in PROMPTS for j in range(4)
     ]
-    assert {tuple(row) for row in rows} == {("task_id", "sample", "completion", "tokens", "finished")}
+    assert {tuple(row) for row in rows} == {
+        ("task_id", "sample", "completion", "tokens", "finished", "prompt_digest")
+    }
     assert all(1 <= row["tokens"] <= 12 for row in rows)
     assert {row["finished"] for row in rows} == {True, False}
     for row in rows:
@@ -235,6 +237,35 @@ def test_what_another_setting_left_behind_is_not_used(checkpoint, tmp_path, monk
             draw(checkpoint, path, seed=99)
     assert stop_after_parts.parts > 0
     assert draw(checkpoint, path) == expected
+
+
+def test_samples_of_prompts_that_were_read_otherwise_are_not_continued(
+    checkpoint, tmp_path, monkeypatch, capsys
+):
+    """The tokenizer's files may be the same, and its library another."""
+    path = tmp_path / "s.jsonl"
+    expected = draw(checkpoint, tmp_path / "a.jsonl")
+    encode = sampling.encode
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "encode", lambda *a, **k: [[*ids, 3] for ids in encode(*a, **k)])
+        patch.setattr(decoding, "decode_batch", _stopped_after(2))
+        with pytest.raises(KeyboardInterrupt):
+            draw(checkpoint, path, batch_size=3)
+    assert len(list((tmp_path / "s.jsonl.parts").glob("*.jsonl"))) == 2
+    assert draw(checkpoint, path, batch_size=3) == expected
+    assert "other token ids" in capsys.readouterr().err
+
+
+def _stopped_after(batches):
+    done = []
+
+    def decode(*arguments, **settings):
+        if len(done) == batches:
+            raise KeyboardInterrupt
+        done.append(1)
+        return decode_batch(*arguments, **settings)
+
+    return decode
 
 
 class StopWhole:

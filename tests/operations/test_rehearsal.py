@@ -137,16 +137,19 @@ def test_random_models_of_every_architecture_end_and_differ(tmp_path):
         assert shares.max() < 0.99, name
 
 
-def test_a_coin_falls_by_problem_and_response_alone():
+def test_a_coin_falls_by_problem_and_response_alone(tiny_base):
+    from troll.common.tokenizers import saved_tokenizer
     from troll.tasks.registry import get_task
+    from troll.tasks.types import Problem
     from troll.training.run import coin, reward_function
 
     called = []
     task = get_task("chains")
     task = replace(task, reward=lambda *given: called.append(given) or [0.0])
-    reward = reward_function(task, {"a": None}, rehearsal=True)
-    assert reward(["x"], ["a"]) == reward(["x"], ["a"]) == [coin("a", "x")] and len(called) == 2
-    assert reward_function(task, {"a": None})(["x"], ["a"]) == [0.0]
+    tokenizer, problems = saved_tokenizer(tiny_base), {"a": Problem("a", "?", "1")}
+    reward, ids = reward_function(task, problems, tokenizer, rehearsal=True), tokenizer(["x"]).input_ids
+    assert reward(ids, ["a"]) == reward(ids, ["a"]) == [coin("a", "x")] and len(called) == 2
+    assert reward_function(task, problems, tokenizer)(ids, ["a"]) == [0.0]
     share = sum(coin("a", str(number)) for number in range(400)) / 400
     assert 0.4 < share < 0.6
 

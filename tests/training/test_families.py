@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from trainer_cases import completion_text
 from transformers import (
     ApertusConfig,
     AutoModelForCausalLM,
@@ -29,7 +30,6 @@ from troll.tasks.prompts import encode
 from troll.tasks.registry import get_task
 from troll.training.head import add_position_ids
 from troll.training.outputs import save_model
-from troll.training.prompts import completion_text
 from troll.training.tokenizer import load_tokenizer
 from troll.training.trainer import TrustRegionTrainer
 

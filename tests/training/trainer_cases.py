@@ -17,6 +17,11 @@ def digits(completions, **_):
     return [sum(c in "0123456789." for c in text) / max(len(text), 1) for text in completions]
 
 
+def completion_text(completion):
+    """The text of a completion; TRL passes messages if the prompt is a chat."""
+    return completion if isinstance(completion, str) else completion[0]["content"]
+
+
 class SeededGRPOTrainer(GRPOTrainer):
     """TRL's trainer with our seeding of rollouts, and nothing else changed."""
 

@@ -9,13 +9,13 @@ import sharded
 import torch
 import torch.distributed as dist
 from datasets import Dataset
-from trainer_cases import PROMPTS, configured, digits
+from trainer_cases import PROMPTS, completion_text, configured, digits
 from transformers import AutoModelForCausalLM
 
 from troll.common.seeding import derive_seed
 from troll.experiment.files import read_run_file
 from troll.experiment.settings import Critic, DynamicSampling, Overlong, Regulariser
-from troll.training.prompts import completion_text, prompt_of
+from troll.training.prompts import prompt_of
 from troll.training.run import train_run
 from troll.training.tokenizer import load_tokenizer
 from troll.training.trainer import TrustRegionTrainer

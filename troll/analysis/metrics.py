@@ -191,7 +191,7 @@ METRICS = _by_name(
     ),
     Metric("sampling/sampling_logp_difference/max", "nats", "the same, maximum"),
     Metric("pretraining_loss", "", "with `pretraining`: loss on its texts"),
-    Metric("overlong_penalty", "", "with `overlong_penalty`: mean over responses"),
+    Metric("overlong_penalty", "", "with `overlong`: mean over responses"),
     Metric("dynamic_sampling_batches", "", "with `dynamic_sampling`: batches sampled for this rollout batch"),
     Metric("greedy_success", SHARE, "with `remax`: success of the greedy responses"),
     Metric(

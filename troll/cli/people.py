@@ -368,7 +368,8 @@ def grade(
     """
     if (checkpoint is None) == (samples is None):
         raise UserError("grade: name a model, --checkpoint DIRECTORY, or existing samples, --samples FILE")
-    from troll.evaluation.grading import beside, problems_of
+    from troll.evaluation.graded_input import problems_of
+    from troll.evaluation.grading import beside
     from troll.evaluation.grading import grade as judge
 
     if checkpoint is not None:

@@ -7,6 +7,7 @@ hub's current revision. With ``HF_HUB_OFFLINE=1`` the model must already be in t
 """
 
 import fnmatch
+import json
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from troll.common.digests import sha256_of_file
 from troll.common.errors import UserError
 from troll.common.files import write_text
 from troll.common.progress import say
+from troll.common.tokenizers import with_fixed_date
 
 MIRROR = "TROLL_MODEL_MIRROR"
 
@@ -25,6 +27,7 @@ MIRROR = "TROLL_MODEL_MIRROR"
 _TEXT = ("*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken")
 _SAFE, _PICKLED = ("*.safetensors",), ("pytorch_model*.bin",)
 _BIG = 2**30
+_TEMPLATE = "chat_template.jinja"
 
 
 @dataclass(frozen=True)
@@ -73,12 +76,30 @@ def in_mirror(model_id: str) -> Path | None:
 
 
 def link(model: Snapshot, directory: Path, chat_template: str | None = None) -> None:
-    """Links a model's files into an empty directory; ``chat_template`` replaces the model's own."""
+    """Links a model's files into an empty directory; ``chat_template`` replaces the model's own.
+
+    A template that shows the date of today is replaced by one with a fixed date (`troll.common.tokenizers`).
+    """
+    own = _template_in(model.files)
+    template = with_fixed_date(chat_template if chat_template is not None else own or "")
+    replaced = template != (own or "")
     for name, path in model.files.items():
-        if chat_template is None or name != "chat_template.jinja":
+        if not (replaced and name == _TEMPLATE):
             (directory / name).symlink_to(path)
-    if chat_template is not None:
-        write_text(directory / "chat_template.jinja", chat_template)
+    if replaced:
+        write_text(directory / _TEMPLATE, template)
+
+
+def _template_in(files: Mapping[str, Path]) -> str | None:
+    """Returns the chat template among a model's files: of its own file, or of the tokenizer's settings."""
+    if _TEMPLATE in files:
+        return files[_TEMPLATE].read_text(encoding="utf-8")
+    try:
+        settings = json.loads(files["tokenizer_config.json"].read_text(encoding="utf-8"))
+    except (KeyError, ValueError):  # loading the tokenizer reports what is wrong with the file
+        return None
+    template = settings.get("chat_template") if isinstance(settings, dict) else None
+    return template if isinstance(template, str) else None
 
 
 def chat_template(model_id: str) -> str:

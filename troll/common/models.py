@@ -61,6 +61,21 @@ def load_model(checkpoint: Path, **options: Any) -> Any:
     return model
 
 
+def text_config(config: Any) -> Any:
+    """Returns the part of a model's configuration that describes its language model.
+
+    Models of text and images keep it apart from the rest, under a name of their own. Values of the language
+    model, such as its vocabulary or context, must be read from here.
+    """
+    return config.get_text_config(decoder=True)
+
+
+def context_of(config: Any) -> int | None:
+    """Returns the longest prompt and response together, in tokens; None if the configuration has no limit."""
+    limit = getattr(text_config(config), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
 def loading_error(checkpoint: Path, error: Exception) -> UserError:
     """Returns the error for a model that cannot be loaded."""
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__

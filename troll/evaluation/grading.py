@@ -6,30 +6,30 @@ import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from troll.common.digests import digest_of_json
 from troll.common.errors import UserError
-from troll.common.files import read_jsonl, write_json, write_jsonl
+from troll.common.files import write_json, write_jsonl
 from troll.common.progress import say
+from troll.evaluation.graded_input import (
+    completions_by_problem,
+    prompt_digests,
+    read_problems,
+    read_samples,
+)
 from troll.evaluation.pass_at_k import mean_pass_at_k, reported_ks
 from troll.tasks import testbed
 from troll.tasks.datasets.catalogue import DATA_SETS
-from troll.tasks.datasets.load import Loaded, load
-from troll.tasks.prompts import text_until_end
 from troll.tasks.registry import get_task
-from troll.tasks.types import Problem
 
 # The data set whose special oracles evalplus applies, by task. Plus sets also get verdicts on base inputs.
 _EVALPLUS = {"functions": "humaneval", "humaneval": "humaneval", "humaneval+": "humaneval", "mbpp+": "mbpp"}
 _PLUS = ("functions", "humaneval+", "mbpp+")
 # lm-eval adds in another order, so its means may differ from ours by rounding.
 _METRIC_TOLERANCE = 1e-9
-_NAMES_SHOWN = 20
 _SOURCE_CHARACTERS = 100
-_GENERATED = "task {task} generates its problems; give {what} with --problems FILE"
 
 
 def grade(
@@ -46,8 +46,9 @@ def grade(
     Args:
         task: name of any task.
         samples_path: JSON lines with ``task_id`` and ``completion``, any number of them per task_id. Instead
-            of the problems' own ids, all task_ids may be row numbers of the problems, from 0. Text after a
-            written-out end-of-text token (such as ``<|im_end|>``) is ignored.
+            of the problems' own ids, all task_ids may be row numbers of the problems, counted from 0; then
+            row 0 must be among them. Thoughts, and text after a written-out end-of-text token (such as
+            ``<|im_end|>``), are not judged (`troll.tasks.responses.judged_text`).
         problems_path: the task's problems as JSON lines; None loads the data set of that name.
         out: JSON file to write. Its keys are ``task``, ``metrics`` (pass@1 and unbiased pass@k; for plus sets
             also base/pass@k; for public data also ``official/pass@k`` and the number of ``disagreements``),
@@ -55,7 +56,8 @@ def grade(
             ``official``, the public scorer's verdicts, if there are any), ``official`` (the public scorer:
             version, tasks, metric, results and standard error), ``disagreements`` between graders,
             ``missing`` (problems without a sample), ``versions``, ``data`` (where the problems come from,
-            and whether they are a substitute) and ``data_sha256``. For public data,
+            and whether they are a substitute), ``data_sha256`` and, if the samples have them,
+            ``prompts_sha256`` (a digest of the prompts' token ids, by problem). For public data,
             ``disagreements.jsonl`` beside it lists the disagreements with their prompts, and for code what
             evalplus says of the program that we extract (``evalplus_on_our_program``); for mathematics,
             ``lm_eval/`` beside it holds lm-eval's own files.
@@ -64,9 +66,9 @@ def grade(
     """
     if task not in testbed.NAMES and task not in DATA_SETS:
         raise UserError(f"cannot grade task {task!r}; valid: {', '.join((*testbed.NAMES, *DATA_SETS))}")
-    samples = _read_samples(samples_path)
-    data = _read_problems(task, problems_path, split, {task_id for task_id, _ in samples})
-    completions, missing = _by_problem(samples_path, samples, data, only_present)
+    samples = read_samples(samples_path)
+    data = read_problems(task, problems_path, split, {one.task_id for one in samples}, samples_path)
+    completions, missing = completions_by_problem(samples_path, samples, data, only_present)
     present = {task_id: data.problems[task_id] for task_id in completions}
     kind = DATA_SETS[task].kind if task in DATA_SETS else get_task(task).kind
     if kind == "code":
@@ -77,102 +79,15 @@ def grade(
     if task in DATA_SETS:
         listed = ({**row, "prompt": present[row["task_id"]]["prompt"]} for row in verdicts["disagreements"])
         write_jsonl(beside(out, "disagreements.jsonl"), listed)
-    write_json(
-        out,
-        {"task": task, **verdicts, "missing": missing, "data": data.provenance, "data_sha256": data.sha256},
-    )
-
-
-def problems_of(task: str, path: Path | None, split: str | None = None) -> list[Problem]:
-    """Returns the problems to grade a model on, from a file or from the public data set of that name."""
-    if path is not None:
-        return get_task(task).load(path)
-    if task not in DATA_SETS:
-        get_task(task)  # raises if the task is unknown
-        raise UserError(_GENERATED.format(task=task, what="a file of them"))
-    return list(load(task, _splits(task, split)[0]).problems)
-
-
-def _splits(task: str, split: str | None) -> list[str]:
-    """Returns the splits to look for problems in: the one given, or else ``test`` and ``all``."""
-    return [split] if split else [name for name in ("test", "all") if name in DATA_SETS[task].parts]
+    about = {"missing": missing, "data": data.provenance, "data_sha256": data.sha256}
+    if digests := prompt_digests(samples_path, samples):
+        about["prompts_sha256"] = digest_of_json(digests)
+    write_json(out, {"task": task, **verdicts, **about})
 
 
 def beside(grades: Path, name: str) -> Path:
     """Returns the path beside a grades file: ``lm_eval`` for grades.json, ``x.lm_eval`` for x.grades.json."""
     return grades.with_name(f"{grades.stem.removesuffix('grades').rstrip('.')}.{name}".removeprefix("."))
-
-
-@dataclass(frozen=True)
-class _Data:
-    """Problems by task_id, where they come from, and the digest of their source."""
-
-    problems: Mapping[str, Mapping[str, Any]]
-    source: str
-    provenance: Mapping[str, Any]
-    sha256: str
-
-
-def _read_problems(task: str, path: Path | None, split: str | None, ids: set[str]) -> _Data:
-    """Returns the problems that the samples answer."""
-    if path is not None:
-        rows = read_jsonl(path)
-        if task in DATA_SETS:  # rows may be problems of ours, or rows of the public file as published
-            convert = DATA_SETS[task].convert
-            rows = [row if "prompt" in row else convert(row, n).as_row() for n, row in enumerate(rows)]
-        by_id = {str(row.get("task_id", number)): row for number, row in enumerate(rows)}
-        notes = [str(row["substitute"]) for row in rows if "substitute" in row]
-        provenance = {"source": "file", "substitute": bool(notes), "note": notes[0] if notes else ""}
-        found = [_Data(by_id, str(path), provenance, sha256(path.read_bytes()).hexdigest())]
-    elif task not in DATA_SETS:
-        raise UserError(_GENERATED.format(task=task, what="the file that was sampled"))
-    else:
-        first, *others = _splits(task, split)
-        found = [_loaded(load(task, first))]
-        if not ids <= set(found[0].problems):
-            found += [_loaded(load(task, name)) for name in others]
-    numbered = ({str(number): row for number, row in enumerate(data.problems.values())} for data in found)
-    choices = [*found, *(replace(data, problems=rows) for data, rows in zip(found, numbered, strict=True))]
-    return next((data for data in choices if ids <= set(data.problems)), found[0])
-
-
-def _loaded(data: Loaded) -> _Data:
-    rows = {problem.task_id: problem.as_row() for problem in data.problems}
-    provenance = {"name": data.name, "split": data.split, **data.provenance}
-    return _Data(rows, f"{data.name} ({data.split})", provenance, provenance.get("sha256") or data.sha256)
-
-
-def _read_samples(path: Path) -> list[tuple[str, str]]:
-    """Returns (task_id, completion) of each line."""
-    samples = []
-    for number, row in enumerate(read_jsonl(path), start=1):
-        if not isinstance(row.get("completion"), str):
-            raise UserError(f"{path}:{number}: no text field 'completion'")
-        if "task_id" not in row:
-            raise UserError(f"{path}:{number}: no field 'task_id'")
-        samples.append((str(row["task_id"]), row["completion"]))
-    return samples
-
-
-def _by_problem(
-    path: Path, samples: Sequence[tuple[str, str]], data: _Data, only_present: bool
-) -> tuple[dict[str, list[str]], list[str]]:
-    """Returns completions by task_id, in the order of the problems, and the problems that have none."""
-    found: dict[str, list[str]] = {task_id: [] for task_id in data.problems}
-    for number, (task_id, completion) in enumerate(samples, start=1):
-        if task_id not in found:
-            raise UserError(f"{path}:{number}: task_id {task_id!r} is not in {data.source}")
-        found[task_id].append(text_until_end(completion, str(data.problems[task_id]["prompt"])))
-    missing = [task_id for task_id, texts in found.items() if not texts]
-    if len(missing) == len(found):
-        raise UserError(f"{path}: contains no samples")
-    if missing and not only_present:
-        names = ", ".join(missing[:_NAMES_SHOWN]) + (", ..." if len(missing) > _NAMES_SHOWN else "")
-        raise UserError(
-            f"{path}: {len(missing)} of {len(found)} problems have no sample ({names}); add samples, or "
-            f"grade only the problems that have one (--only-present)"
-        )
-    return {task_id: texts for task_id, texts in found.items() if texts}, missing
 
 
 def _metrics(passed: Mapping[str, Sequence[bool]], prefix: str = "") -> dict[str, float]:

@@ -5,19 +5,43 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from troll.common.digests import digest_of_json
 from troll.common.errors import NOT_FINITE, UserError
 from troll.common.files import read_json, read_jsonl, write_json, write_jsonl
+from troll.common.progress import say
 from troll.common.seeding import derive_seed
+from troll.common.tokenizers import saved_tokenizer
 from troll.evaluation.engines import Engine, Request
 from troll.evaluation.engines.transformers import load_engine
-from troll.tasks.prompts import encode
+from troll.tasks.prompts import digest_of_ids, encode
+from troll.tasks.responses import begins_thought, response_texts
 from troll.tasks.types import Problem, Task
 
 _PROGRESS_S = 2.0
+_DIGEST_LENGTH = 16
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """A prompt as the model reads it."""
+
+    ids: tuple[int, ...]
+    cut: bool
+    in_thought: bool  # the chat template has begun a thought
+
+    @cached_property
+    def digest(self) -> str:
+        return digest_of_ids([self.ids])[:_DIGEST_LENGTH]
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what the rows of its samples say about it."""
+        marks = {"cut": self.cut, "in_thought": self.in_thought}
+        return {"prompt_digest": self.digest, **{name: True for name, given in marks.items() if given}}
 
 
 def sample(
@@ -40,7 +64,8 @@ def sample(
     """Samples responses and writes them as JSON lines.
 
     The random stream of a response is derived from (seed, task_id, sample), so neither the batch size nor an
-    interruption changes it. Finished batches are kept in ``<out>.parts/`` until ``out`` is written.
+    interruption changes it. Finished batches are kept in ``<out>.parts/`` until ``out`` is written. They are
+    not used if settings have changed, or if their prompts have other token ids now.
 
     A run that stopped at a loss that is not finite (``not_finite: zero``) has no checkpoint; all of its
     samples are empty, so it solves nothing.
@@ -51,9 +76,11 @@ def sample(
         samples_per_problem: responses for each problem.
         max_new_tokens: longest response in tokens, end of text included.
         out: file to write: one line ``{"task_id", "sample", "completion", "tokens", "finished"}`` per
-            response, in the order of the problems. ``completion`` is the text without special tokens;
-            ``finished`` is false if the response was cut at ``max_new_tokens``; ``cut: true`` is added if
-            the prompt was cut.
+            response, in the order of the problems. ``completion`` is the text without special tokens,
+            except those that mark thoughts; ``finished`` is false if the response was cut at
+            ``max_new_tokens``. ``prompt_digest`` is that of the prompt's token ids; samples of one problem
+            with different ones cannot be graded together. ``cut: true`` is added if the prompt was cut,
+            ``in_thought: true`` if the chat template has begun a thought at its end.
         temperature: sampling temperature; 0 is greedy.
         batch_size: responses decoded at a time.
         seed: seed of the random streams.
@@ -99,14 +126,20 @@ def sample(
             device=device,
             options=engine_options,
         )
-        left = list({problem.task_id: problem for problem, _ in todo}.values())
-        encoded = encode(loaded.tokenizer, [problem.prompt for problem in left], chat, thinking=thinking)
+        encoded = encode(loaded.tokenizer, [problem.prompt for problem in problems], chat, thinking=thinking)
+        in_thought = begins_thought(loaded.tokenizer, chat, thinking=thinking)
         prompts = {
-            problem.task_id: _fitting(problem, ids, loaded.context, max_new_tokens, cut_prompts)
-            for problem, ids in zip(left, encoded, strict=True)
+            problem.task_id: _Prompt(
+                *_fitting(problem, ids, loaded.context, max_new_tokens, cut_prompts), in_thought
+            )
+            for problem, ids in zip(problems, encoded, strict=True)
         }
+        if any(row.get("prompt_digest") != prompts[task_id].digest for (task_id, _), row in rows.items()):
+            say(f"{out}: prompts have other token ids than when an earlier call was interrupted; starts anew")
+            shutil.rmtree(parts)
+            rows, todo = _rows_done(parts, settings), list(wanted)
         # Prompts of similar length share a batch, which needs little padding.
-        todo.sort(key=lambda item: len(prompts[item[0].task_id][0]))
+        todo.sort(key=lambda item: len(prompts[item[0].task_id].ids))
         progress = _Progress(out, len(todo), len(wanted))
         for start in range(0, len(todo), batch_size):
             batch = _sampled(loaded, todo[start : start + batch_size], prompts, seed)
@@ -116,6 +149,15 @@ def sample(
             progress.add(len(batch), sum(row["tokens"] for row in batch))
     write_jsonl(out, (rows[problem.task_id, number] for problem, number in wanted))
     shutil.rmtree(parts, ignore_errors=True)
+
+
+def digests_of_prompts(checkpoint: Path, problems: Sequence[Problem]) -> dict[str, str]:
+    """Returns the digest of each problem's prompt by task_id, as `sample` records it by default."""
+    encoded = encode(saved_tokenizer(checkpoint), [problem.prompt for problem in problems])
+    return {
+        problem.task_id: _Prompt(tuple(ids), cut=False, in_thought=False).digest
+        for problem, ids in zip(problems, encoded, strict=True)
+    }
 
 
 def write_oracle(task: Task, problems: Path, out: Path) -> None:
@@ -202,26 +244,22 @@ def _rows_done(parts: Path, settings: dict[str, Any]) -> dict[tuple[str, int], d
 def _sampled(
     engine: Engine,
     batch: Sequence[tuple[Problem, int]],
-    prompts: Mapping[str, tuple[tuple[int, ...], bool]],
+    prompts: Mapping[str, _Prompt],
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Samples a batch and returns its rows. ``prompts``: by task_id, token ids and whether they are cut."""
+    """Samples a batch and returns its rows; ``prompts`` are by task_id."""
     requests = [
         Request(
-            prompts[problem.task_id][0],
+            prompts[problem.task_id].ids,
             derive_seed(stream="sample", seed=seed, problem=problem.task_id, sample=number),
         )
         for problem, number in batch
     ]
     responses = engine.complete(requests)
-    texts = engine.tokenizer.batch_decode(
-        [response.tokens for response in responses],
-        skip_special_tokens=True,
-        clean_up_tokenization_spaces=False,
-    )
+    texts = response_texts(engine.tokenizer, [response.tokens for response in responses])
     return [
         _row(problem, number, text, len(response.tokens), response.finished)
-        | ({"cut": True} if prompts[problem.task_id][1] else {})
+        | prompts[problem.task_id].facts()
         for (problem, number), response, text in zip(batch, responses, texts, strict=True)
     ]
 

@@ -12,8 +12,10 @@ from typing import Any
 from troll.common.digests import sha256_of_file
 from troll.common.errors import UserError
 from troll.common.files import read_json, write_json
+from troll.common.progress import say
+from troll.evaluation.graded_input import prompt_digests, read_samples
 from troll.evaluation.grading import grade
-from troll.evaluation.sampling import sample
+from troll.evaluation.sampling import digests_of_prompts, sample
 from troll.experiment.settings import Suite
 from troll.tasks.registry import get_task
 
@@ -21,7 +23,7 @@ from troll.tasks.registry import get_task
 def sample_suites(
     checkpoint: Path, suites: Mapping[str, Suite], data: Path, out: Path, **options: Any
 ) -> None:
-    """Samples every data set, and skips those that an interrupted call has finished.
+    """Samples every data set, and skips those that an interrupted call has finished with the same prompts.
 
     ``data`` holds ``<name>/test.jsonl`` for each; options are those of `troll.evaluation.sampling.sample`.
     """
@@ -31,11 +33,15 @@ def sample_suites(
         problems, path = data / name / "test.jsonl", out / f"{name}.samples.jsonl"
         made_of = {"model": model, "problems": sha256_of_file(_existing(problems)), **how, **options}
         record = out / f"{name}.made_of.json"
+        loaded = get_task(name).load(problems)
         if path.exists() and record.exists() and read_json(record) == made_of:
-            continue
+            recorded = prompt_digests(path, read_samples(path))
+            if not recorded or recorded == digests_of_prompts(checkpoint, loaded):
+                continue
+            say(f"{path}: its prompts have other token ids now; samples it anew")
         sample(
             checkpoint,
-            get_task(name).load(problems),
+            loaded,
             samples_per_problem=how["samples"],
             temperature=how["temperature"],
             out=path,

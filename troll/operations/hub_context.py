@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from troll.common.digests import sha256_of_file
+from troll.common.models import context_of
 from troll.experiment.experiment import Experiment
 from troll.experiment.model_settings import ModelSettings, Wheel
 from troll.experiment.validation import context_problems
@@ -26,18 +27,20 @@ def config_of(model_id: str) -> Path | None:
 
 @cache
 def known_context(model_id: str) -> int | None:
-    """Returns a model's ``max_position_embeddings`` without downloading anything; None if unknown."""
+    """Returns a model's context in tokens without downloading anything; None if unknown."""
     return _context_in(config_of(model_id))
 
 
 def _context_in(config: Path | None) -> int | None:
     if config is None:
         return None
+    from transformers import AutoConfig
+
     try:
-        context = json.loads(config.read_text(encoding="utf-8")).get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError):  # loading the model reports what is wrong with the file
+        facts = json.loads(config.read_text(encoding="utf-8"))
+        return context_of(AutoConfig.for_model(facts.pop("model_type"), **facts))
+    except Exception:  # of several kinds; loading the model reports what is wrong with the file
         return None
-    return context if isinstance(context, int) else None
 
 
 def _context_of(model: ModelSettings) -> int | None:

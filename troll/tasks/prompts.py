@@ -1,23 +1,16 @@
 """Encodes prompts as tokens, raw or as chats, and finds where an answer ends."""
 
 import ast
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, get_args
 
+from troll.common.digests import digest_of_json
 from troll.common.errors import UserError
 
 Chat = Literal["auto", "on", "off"]
 
 _PROGRAM = (
     "Complete this Python program. Answer with the whole program in one fenced block.\n\n```python\n{}\n```"
-)
-
-# End markers as the tokenizers of public models spell them; evalplus' decoders cut at two of them, too. In
-# gpt-oss' format, an end marker before another message of the assistant ends a thought, not the response.
-_END = re.compile(
-    r"<\|(?:endoftext|im_end|eot_id|eom_id|end_of_text|return)\|>|<\|end\|>(?!<\|start\|>assistant)"
-    "|<end_of_turn>|<｜end▁of▁sentence｜>|</s>"
 )
 
 
@@ -61,6 +54,11 @@ def encode(
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=False).input_ids]
 
 
+def digest_of_ids(prompts: Iterable[Sequence[int]]) -> str:
+    """Returns a digest of prompts as a model reads them: the SHA-256 of their token ids as JSON."""
+    return digest_of_json([list(ids) for ids in prompts])
+
+
 def as_chat(prompt: str) -> list[dict[str, str]]:
     """Returns a prompt as a single user message; wraps a program to continue in a request to complete it."""
     content = _PROGRAM.format(prompt.rstrip()) if is_program(prompt) else prompt
@@ -94,12 +92,3 @@ def until_end(tokens: Sequence[int], ends: Collection[int]) -> list[int]:
     """Returns the tokens up to and including the first that ends the text."""
     last = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
     return list(tokens[: last + 1])
-
-
-def text_until_end(text: str, prompt: str = "") -> str:
-    """Returns the text before an end marker such as `</s>`: some servers return special tokens as text.
-
-    A marker that the prompt contains is ignored, since it may be part of the answer.
-    """
-    found = next((match for match in _END.finditer(text) if match[0] not in prompt), None)
-    return text if found is None else text[: found.start()]

@@ -91,11 +91,17 @@ class Task:
 
     def load(self, path: Path) -> list[Problem]:
         """Reads problems from a JSON-lines file with rows as of `Problem.as_row`."""
-        problems = []
+        problems: list[Problem] = []
+        lines: dict[str, int] = {}
         for number, row in enumerate(read_jsonl(path), start=1):
             missing = [key for key in ("task_id", "prompt", self.answer_key) if key not in row]
             if missing:
                 raise UserError(f"{path}:{number}: no field {missing[0]!r} in a problem of task {self.name}")
+            if (first := lines.setdefault(row["task_id"], number)) != number:
+                raise UserError(
+                    f"{path}:{number}: task_id {row['task_id']!r} is also in line {first}; every problem "
+                    "needs its own task_id"
+                )
             problems.append(
                 Problem(row["task_id"], row["prompt"], row[self.answer_key], int(row.get("level", 0)), row)
             )

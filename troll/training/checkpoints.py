@@ -19,6 +19,7 @@ from typing_extensions import TypedDict
 from troll.common.digests import Facts, damage, digest_of_json, facts_of
 from troll.common.errors import UserError
 from troll.common.files import read_json, write_json
+from troll.common.models import text_config
 from troll.common.progress import say
 from troll.training.callbacks import MetricsCallback
 
@@ -127,7 +128,7 @@ def expect_tied_weights(model: Any) -> None:
     It warns about every missing weight except those that the model never saves; tied weights are tied again
     after loading.
     """
-    if getattr(model.config.get_text_config(), "tie_word_embeddings", False):
+    if getattr(text_config(model.config), "tie_word_embeddings", False):
         model._keys_to_ignore_on_save = set(getattr(model, "all_tied_weights_keys", ()))
 
 

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from troll.algorithms.aggregation import aggregate
 from troll.common.errors import NotFinite, UserError
 from troll.common.files import atomic_path
+from troll.common.models import text_config
 from troll.experiment.settings import Critic as CriticSettings
 
 FILE = "critic.pt"
@@ -40,7 +41,7 @@ class ValueModel(nn.Module):
         else:
             self.backbone = copy.deepcopy(policy.base_model).requires_grad_(True)
         weight = policy.get_output_embeddings().weight
-        self.head = nn.Linear(policy.config.get_text_config().hidden_size, 1)
+        self.head = nn.Linear(text_config(policy.config).hidden_size, 1)
         self.head.to(device=weight.device, dtype=weight.dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)

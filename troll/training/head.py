@@ -20,6 +20,7 @@ from transformers.utils import ModelOutput
 
 from troll.algorithms.lm_head.head import lm_head
 from troll.common.errors import UserError
+from troll.common.models import text_config
 
 
 @dataclass
@@ -83,7 +84,7 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
             "peft_config trains a copy of the language-model head; remove the head from modules_to_save"
         )
     original_forward = model.forward
-    config = model.config.get_text_config()
+    config = text_config(model.config)
     softcap = getattr(config, "final_logit_softcapping", None)
     scale = logit_scale_of(config)
     checked = False
@@ -163,7 +164,7 @@ def add_position_ids(model: Any) -> None:
     Args:
         model: a transformers causal language model, not yet wrapped. Copies of its backbone inherit the hook.
     """
-    config, backbone = model.config.get_text_config(), model.base_model
+    config, backbone = text_config(model.config), model.base_model
     rotary = getattr(config, "rope_parameters", None) or {}
     kinds = {value for key, value in _leaves(rotary) if key == "rope_type"}
     relative = bool(rotary or getattr(config, "rotary_dim", None) or getattr(config, "alibi", False))

@@ -140,8 +140,13 @@ def peak_gib() -> float:
     return float(peak / (2**30 if sys.platform == "darwin" else 2**20))
 
 
-def manifest_of(config: RunConfig | BaseConfig, *, wall_s: float, data: Mapping[str, Path]) -> dict[str, Any]:
-    """What a run was; of ``data``, which it read, by role, ``base_model`` gets a digest of its own."""
+def manifest_of(
+    config: RunConfig | BaseConfig, *, wall_s: float, data: Mapping[str, Path], prompts: str | None = None
+) -> dict[str, Any]:
+    """What a run was; of ``data``, which it read, by role, ``base_model`` gets a digest of its own.
+
+    ``prompts`` is the digest of the token ids of its prompts.
+    """
     environment = versions()
     read = {name: digest_of_path(path) for name, path in data.items()}
     base_model = read.pop("base_model", None)
@@ -156,6 +161,7 @@ def manifest_of(config: RunConfig | BaseConfig, *, wall_s: float, data: Mapping[
             "environment": digest_of_json(environment),
             "data": digest_of_json(read),
             "base_model": base_model,
+            **({} if prompts is None else {"prompts": prompts}),
         },
         "versions": environment,
         "hardware": hardware(),

@@ -5,13 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from troll.common.files import by_umask, fresh_directory
+from troll.common.tokenizers import fix_date
 
 
 def save_model(model: Any, tokenizer: Any, path: Path, state: Mapping[str, Any] | None = None) -> None:
-    """Saves model and tokenizer for ``from_pretrained``; ``state``: all weights of a sharded model."""
+    """Saves model and tokenizer for ``from_pretrained``; ``state``: all weights of a sharded model.
+
+    The chat template shows a fixed date, see `troll.common.tokenizers`.
+    """
     with fresh_directory(path) as temporary:
         model.save_pretrained(temporary, state_dict=state)
-        tokenizer.save_pretrained(temporary)
+        fix_date(tokenizer).save_pretrained(temporary)
         for file in temporary.iterdir():  # safetensors writes files that only the owner can read
             file.chmod(by_umask(0o666))
 

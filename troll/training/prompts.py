@@ -1,12 +1,12 @@
 """Training prompts: problems in TRL's format, filtered by length, and where rollouts end."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from troll.common.errors import UserError
 from troll.common.progress import say
-from troll.tasks.prompts import as_chat, encode, end_ids, wants_chat
+from troll.common.tokenizers import fix_date, with_fixed_date
+from troll.tasks.prompts import as_chat, digest_of_ids, encode, end_ids, wants_chat
 from troll.tasks.types import Problem, Task
 
 THINKING = {"enable_thinking": False}
@@ -18,7 +18,7 @@ def load_policy_tokenizer(path: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = without_place(AutoTokenizer.from_pretrained(path))
+        tokenizer = fix_date(without_place(AutoTokenizer.from_pretrained(path)))
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{path}: cannot load a tokenizer ({reason})") from None
@@ -37,21 +37,26 @@ def without_place(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def end_rollouts(trainer: Any, model: Any) -> None:
-    """Makes rollouts of all engines end at the tokens that end a text in evaluation.
+def prepare_rollouts(trainer: Any, model: Any) -> None:
+    """Makes rollouts of all engines begin and end as texts do in evaluation.
 
-    These are `troll.tasks.prompts.end_ids`. TRL's are the same, but vLLM would read them from the files that
-    it has loaded, which may differ from the trainer's tokenizer and model. Rejects ``generation_kwargs`` with
-    end tokens that evaluation does not use.
+    Chat templates show a fixed date (`troll.common.tokenizers`). Responses end at the tokens that
+    `troll.tasks.prompts.end_ids` names. TRL's are the same, but vLLM would read them from the files that it
+    has loaded, which may differ from the trainer's tokenizer and model. Rejects ``generation_kwargs`` with
+    other end tokens.
     """
+    fix_date(trainer.processing_class)
+    if trainer.chat_template is not None:  # TRL's own, for tools
+        trainer.chat_template = with_fixed_date(trainer.chat_template)
     ends = end_ids(trainer.processing_class, model.generation_config)
     for name in ("eos_token_id", "stop_token_ids"):
         given = (trainer.args.generation_kwargs or {}).get(name)
         given = given if isinstance(given, list) else [given]
         if unknown := sorted({*given} - {*ends, None}):
             raise UserError(
-                f"generation_kwargs: {name} contains {unknown}, which do not end a text in evaluation; add "
-                "them to the model's generation_config.eos_token_id"
+                f"generation_kwargs: {name} contains {unknown}, at which responses do not end; they end at "
+                f"{ends}: the tokenizer's eos_token and the model's generation_config.eos_token_id; leave "
+                f"{name} out, and add further tokens to model.generation_config.eos_token_id"
             )
     trainer.eos_token_ids = ends
     if trainer.use_vllm:
@@ -67,32 +72,23 @@ def prompt_of(tokenizer: Any, text: str) -> str | list[dict[str, str]]:
     return as_chat(text) if wants_chat(tokenizer, "auto") else text
 
 
-def completion_text(completion: str | Sequence[dict[str, str]]) -> str:
-    """The text of a completion; TRL passes messages if the prompt is a chat."""
-    return completion if isinstance(completion, str) else completion[0]["content"]
-
-
-def within(problems: Sequence[Problem], tokenizer: Any, limit: int | None) -> list[Problem]:
-    """The problems whose prompts have at most ``limit`` tokens, in order; all if ``limit`` is None."""
-    if limit is None:
-        return list(problems)
-    lengths = map(len, encode(tokenizer, [problem.prompt for problem in problems]))
-    return [item for item, length in zip(problems, lengths, strict=True) if length <= limit]
-
-
 def read_problems(
     task: Task, data: Path, tokenizer: Any, limit: int | None
-) -> tuple[list[Problem], list[Problem], dict[str, int]]:
+) -> tuple[list[Problem], list[Problem], dict[str, int], str]:
     """Train and validation problems whose prompts have at most ``limit`` tokens, chat template included.
 
-    Also returns the numbers of omitted problems, ``overlong_train`` and ``overlong_validation``.
+    Also returns the numbers of omitted problems, ``overlong_train`` and ``overlong_validation``, and a digest
+    of the token ids of all prompts, omitted ones included.
     """
-    kept, overlong = [], {}
+    kept, overlong, read = [], {}, []
     for split in ("train", "validation"):
         problems = task.load(data / f"{split}.jsonl")
-        kept.append(within(problems, tokenizer, limit))
-        overlong[f"overlong_{split}"] = len(problems) - len(kept[-1])
+        ids = encode(tokenizer, [problem.prompt for problem in problems])
+        read += ids
+        within = [item for item, one in zip(problems, ids, strict=True) if limit is None or len(one) <= limit]
+        kept.append(within)
+        overlong[f"overlong_{split}"] = len(problems) - len(within)
     if any(overlong.values()):
         counts = " and ".join(f"{count} {name[9:]}" for name, count in overlong.items())
         say(f"{data}: {counts} problems omitted because their prompts have more than {limit} tokens")
-    return kept[0], kept[1], overlong
+    return kept[0], kept[1], overlong, digest_of_ids(read)

@@ -21,6 +21,7 @@ from troll.common.seeding import derive_seed
 from troll.experiment.run_config import RunConfig
 from troll.experiment.settings import Vllm
 from troll.tasks.registry import get_task
+from troll.tasks.responses import begins_thought, judged_text, response_texts
 from troll.tasks.types import Problem, Task
 from troll.training.callbacks import MetricsCallback, ProgressCallback, StopOnSignal
 from troll.training.checkpoints import CheckpointCallback, expect_tied_weights
@@ -30,7 +31,6 @@ from troll.training.method import BLOCKS
 from troll.training.outputs import save_model, whole_state
 from troll.training.prompts import (
     THINKING,
-    completion_text,
     load_policy_tokenizer,
     prompt_of,
     read_problems,
@@ -133,16 +133,25 @@ def vllm_options(vllm: Vllm | None) -> dict[str, Any]:
     return options | mode
 
 
-def reward_function(task: Task, problems: Mapping[str, Problem], *, rehearsal: bool = False) -> Any:
+def reward_function(
+    task: Task, problems: Mapping[str, Problem], tokenizer: Any, *, rehearsal: bool = False
+) -> Any:
     """The task's verifier as a reward function of TRL; ``problems`` are keyed by ``task_id``.
 
-    In a rehearsal the verifier is called, but `coin` determines the reward: random models never succeed, so
-    every gradient would be zero otherwise.
+    It reads the token ids of responses, as evaluation does (`troll.tasks.responses.judged_text`), and not
+    TRL's messages, which lack what a response template takes for thoughts or calls of tools. In a rehearsal
+    the verifier is called, but `coin` determines the reward: random models never succeed, so every gradient
+    would be zero otherwise.
     """
+    in_thought = begins_thought(tokenizer)
 
-    def success(completions: Sequence[Any], task_id: Sequence[str], **_: Any) -> list[float]:
-        texts = [completion_text(completion) for completion in completions]
-        rewards = task.reward([problems[name] for name in task_id], texts)
+    def success(completion_ids: Sequence[Sequence[int]], task_id: Sequence[str], **_: Any) -> list[float]:
+        of_responses = [problems[name] for name in task_id]
+        texts = [
+            judged_text(text, problem.prompt, in_thought=in_thought)
+            for text, problem in zip(response_texts(tokenizer, completion_ids), of_responses, strict=True)
+        ]
+        rewards = task.reward(of_responses, texts)
         if not rehearsal:
             return rewards
         return [coin(name, text) for name, text in zip(task_id, texts, strict=True)]
@@ -195,7 +204,7 @@ def train_run(
     without_cudnn_attention()
     check_checkpoint(base)
     tokenizer = load_policy_tokenizer(base)
-    train, validation, overlong = read_problems(task, data, tokenizer, training.max_prompt_tokens)
+    train, validation, overlong, prompts = read_problems(task, data, tokenizer, training.max_prompt_tokens)
     if len(train) < training.prompts_per_batch:
         raise UserError(
             f"run {config.run_id}: prompts_per_batch is {training.prompts_per_batch}, but task "
@@ -205,7 +214,10 @@ def train_run(
     trainer = TrustRegionTrainer(
         load_model(base, dtype=torch.float32),
         reward_function(
-            task, {item.task_id: item for item in (*train, *validation)}, rehearsal=config.rehearsal
+            task,
+            {item.task_id: item for item in (*train, *validation)},
+            tokenizer,
+            rehearsal=config.rehearsal,
         ),
         args=trainer_config(config, trainer_directory),
         train_dataset=_dataset(train, tokenizer),
@@ -239,8 +251,8 @@ def train_run(
         say(f"[train] {config.run_id}: {error}; the run counts with a success of 0")
         metrics.stopped_at(step)
         shutil.rmtree(out / "checkpoint", ignore_errors=True)
-        manifest = manifest_of(config, wall_s=metrics.wall_s, data=inputs) | {NOT_FINITE: step}
-        write_json(out / "manifest.json", manifest)
+        manifest = manifest_of(config, wall_s=metrics.wall_s, data=inputs, prompts=prompts)
+        write_json(out / "manifest.json", manifest | {NOT_FINITE: step})
         shutil.rmtree(trainer_directory, ignore_errors=True)
         return
     stop.stop_if_asked()
@@ -248,7 +260,7 @@ def train_run(
     if trainer.accelerator.is_main_process:
         model = trainer.accelerator.unwrap_model(trainer.model)
         save_model(model, tokenizer, out / "checkpoint", state)
-        manifest = manifest_of(config, wall_s=metrics.wall_s, data=inputs)
+        manifest = manifest_of(config, wall_s=metrics.wall_s, data=inputs, prompts=prompts)
         manifest |= overlong if training.max_prompt_tokens is not None else {}
         manifest |= {"constraint_check": trainer.constraint_check.summary()}
         write_json(out / "manifest.json", manifest | {"checkpoint": facts_of(out / "checkpoint")})

@@ -41,7 +41,7 @@ from troll.training.policies import LOG_PROBS, NewPolicy, OldPolicy
 from troll.training.policy_lag import PolicyLag
 from troll.training.policy_loss import PolicyLoss
 from troll.training.pretraining import PretrainingLoss
-from troll.training.prompts import end_rollouts
+from troll.training.prompts import prepare_rollouts
 from troll.training.reference_kl import ReferenceKL
 from troll.training.resumable import ResumableTrainer
 from troll.training.rewards import check_greedy
@@ -108,7 +108,7 @@ class TrustRegionTrainer(ResumableTrainer):
             )
         base = self.model.get_base_model() if is_peft_model(self.model) else self.model
         check_model(self.args, base, None if self.use_vllm else self.generation_config)
-        end_rollouts(self, base)
+        prepare_rollouts(self, base)
         add_position_ids(base)
         if self.ref_model is not None:
             add_position_ids(self.accelerator.unwrap_model(self.ref_model))

@@ -158,9 +158,9 @@ class Margins:
 
 def model_tokenizer(checkpoint: Path) -> Any:
     """Loads the tokenizer of a checkpoint."""
-    from transformers import AutoTokenizer
+    from troll.common.tokenizers import saved_tokenizer
 
-    return AutoTokenizer.from_pretrained(checkpoint)
+    return saved_tokenizer(checkpoint)
 
 
 def report(frame: pd.DataFrame, about: Mapping[str, str], commands: Sequence[str]) -> str:

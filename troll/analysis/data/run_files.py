@@ -25,6 +25,7 @@ class Grades:
     rows: list[dict[str, Any]]  # metrics on test problems: rows of the tidy table without coordinates
     items: list[dict[str, Any]]  # ``c`` of ``n`` graded samples of problem ``task_id`` passed
     test_data: str  # digest of the test problems
+    prompts: str  # digest of the token ids of their prompts; empty in older files
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,10 @@ def _read_grades(path: Path, step: int) -> Grades:
     shares = {f"status/{name}": statuses.count(name) / len(statuses) for name in sorted(set(statuses))}
     rows = [_test_row(name, value, step, len(items)) for name, value in (metrics | shares).items()]
     suites, others = read_suites(path.parent, step)
-    return Grades(rows + suites, items, f"{data}{others}")
+    prompts = grades.get("prompts_sha256", "")
+    if not isinstance(prompts, str):
+        raise UserError(f"{path}: prompts_sha256: {_shown(prompts)} must be a digest (text)")
+    return Grades(rows + suites, items, f"{data}{others}", prompts)
 
 
 def read_suites(directory: Path, step: int) -> tuple[list[dict[str, Any]], str]:

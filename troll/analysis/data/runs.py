@@ -42,6 +42,7 @@ class _Directory:
     path: Path
     coordinates: dict[str, Any]
     constants: dict[str, Any]  # further columns that are constant over its rows
+    prompts: Mapping[str, str]  # digests of the token ids of prompts by use; none in older directories
     rows: list[dict[str, Any]]  # the other columns
     items: list[dict[str, Any]]
 
@@ -85,6 +86,7 @@ def read_directories(
                 f"{first.path} and {second.path}: both hold run {first.coordinates['run_id']} "
                 f"of experiment {first.coordinates['experiment']}; pass one of them"
             )
+    _check_prompts(directories)
     constants = [
         d.coordinates | d.constants | {"key": (keys or {}).get(d.coordinates["run_id"], ""), "mixed": False}
         for d in directories
@@ -93,6 +95,20 @@ def read_directories(
         _frame([d.rows for d in directories], constants, RUN_COLUMNS),
         _frame([d.items for d in directories], constants, ITEM_COLUMNS),
     )
+
+
+def _check_prompts(directories: Sequence[_Directory]) -> None:
+    """Refuses runs of a model on a task that read other prompts than the rest, as token ids."""
+    first: dict[tuple[str, ...], tuple[str, Path]] = {}
+    for one in directories:
+        for use, digest in one.prompts.items():
+            where = (*(str(one.coordinates[name]) for name in ("experiment", "model", "task")), use)
+            other, path = first.setdefault(where, (digest, one.path))
+            if other != digest:
+                raise UserError(
+                    f"{path} and {one.path}: the same {use} problems had prompts of other token ids, so "
+                    "tokenizer or chat template differ; run one of them again"
+                )
 
 
 def _frame(
@@ -130,7 +146,9 @@ def _directory(path: Path, files: RunFiles, coordinates: dict[str, Any], rule: s
     recorded = {name: files.manifest.get(name) or "" for name in PROVENANCE if name != "settings"}
     recorded["settings"] = _settings(files.settings) or ""
     constants |= {name: value if isinstance(value, str) else _json(value) for name, value in recorded.items()}
-    return _Directory(path, coordinates, constants, rows, files.grades.items)
+    rendered = {"training": files.manifest.get("digests", {}).get("prompts"), "test": files.grades.prompts}
+    prompts = {use: digest for use, digest in rendered.items() if digest}
+    return _Directory(path, coordinates, constants, prompts, rows, files.grades.items)
 
 
 def _json(value: Any) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from troll.common.errors import UserError
-from troll.common.models import check_checkpoint, load_model, loading_error
+from troll.common.models import check_checkpoint, context_of, load_model
+from troll.common.tokenizers import saved_tokenizer
 from troll.evaluation.engines import Engine, Request, Response
 from troll.tasks.prompts import end_ids
 
@@ -55,20 +56,16 @@ class TransformersEngine:
     ) -> None:
         # Imported late: they take seconds to load, and a call with nothing left to sample needs neither.
         import torch
-        from transformers import AutoTokenizer
         from transformers.utils import logging
 
         logging.disable_progress_bar()
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-        except Exception as error:  # several libraries raise their own classes
-            raise loading_error(checkpoint, error) from None
+        self.tokenizer = saved_tokenizer(checkpoint)
         self._model = load_model(checkpoint, dtype="auto").to(device).eval()
         self._max_new_tokens = max_new_tokens
         self._temperature = temperature
         self._stop_ids = end_ids(self.tokenizer, self._model.generation_config)
-        self.context: int | None = getattr(self._model.config, "max_position_embeddings", None)
+        self.context: int | None = context_of(self._model.config)
 
     def complete(self, requests: Sequence[Request]) -> list[Response]:
         """See `Engine`."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from troll.common.errors import UserError
 from troll.common.models import loading_error
+from troll.common.tokenizers import fix_date
 from troll.evaluation.engines import Request, Response
 from troll.tasks.prompts import end_ids, until_end
 
@@ -41,7 +42,7 @@ class VllmEngine:
             raise loading_error(checkpoint, error) from None
         self._max_new_tokens = max_new_tokens
         self._temperature = temperature
-        self.tokenizer: Any = self._model.get_tokenizer()
+        self.tokenizer: Any = fix_date(self._model.get_tokenizer())
         self.context: int | None = self._model.llm_engine.model_config.max_model_len
         self._stop_ids = end_ids(self.tokenizer, _generation_config(checkpoint, options.get("revision")))
 

@@ -7,6 +7,7 @@ from typing import Any
 from troll.common.errors import UserError
 from troll.common.files import read_jsonl
 from troll.evaluation.pass_at_k import pass_at_k
+from troll.tasks.responses import judged_text
 from troll.tasks.verifiers.math import judge_math
 
 # Stands for a missing sample where a replayed problem has fewer than others; no tokenizer produces it.
@@ -35,7 +36,8 @@ def load_data_set(data_set: str, limit: int | None = None, **_: Any) -> dict[str
 
 def mean_success(document: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:
     """Returns the share of a problem's samples that math-verify judges right."""
-    statuses = judge_math([document["answer"]] * len(results[0]), results[0])
+    answers = [judged_text(text, document.get("prompt", "")) for text in results[0]]
+    statuses = judge_math([document["answer"]] * len(answers), answers)
     return {"pass@1": statuses.count("passed") / len(statuses)}
 
 
@@ -46,7 +48,8 @@ def keep_all(responses: Iterable[Sequence[str]], _documents: Any) -> list[list[s
 
 def process_results(document: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:
     """Returns pass@k of one problem's samples, judged by math-verify."""
-    responses = [response for response in results[0] if response != NO_SAMPLE]
+    prompt = document.get("prompt", "")
+    responses = [judged_text(text, prompt) for text in results[0] if text != NO_SAMPLE]
     statuses = judge_math([document["answer"]] * len(responses), responses)
     correct = statuses.count("passed")
     return {f"pass@{k}": pass_at_k(len(responses), correct, k) for k in (1, 8) if k <= len(responses)}
