@@ -75,6 +75,7 @@ def small(monkeypatch):
 
     monkeypatch.setattr(auditing, "load", load)
     monkeypatch.setattr(auditing, "audit_hostile", lambda: dict(FINE))
+    monkeypatch.setattr(auditing, "audit_fractions", lambda full: {"ok": True})
     monkeypatch.setattr(auditing, "code_judges", lambda data, hostile: [])
     monkeypatch.setattr(auditing, "audit_pairs", list)
 
@@ -133,6 +134,7 @@ def test_a_misjudged_notation_fails_the_audit():
         "exceptions": [],
         "misjudged": [pair],
         "hostile": {"ok": True},
+        "fractions": {"ok": True},
         "code_judges": [],
     }
     with pytest.raises(UserError, match=r"audit: failed for notations \(10% for 10\)"):
@@ -260,6 +262,13 @@ def test_values_count_as_what_they_equal():
     assert [name for name, verdict in zip(RETURNED_VALUES, verdicts, strict=True) if not verdict.passed] == []
 
 
+def test_a_program_that_is_overpaid_fails_the_audit(small, monkeypatch):
+    overpaid = {"ok": False, "programs": 1, "raised": ["sleeps"], "honest": 0}
+    monkeypatch.setattr(auditing, "audit_fractions", lambda full: overpaid)
+    with pytest.raises(UserError, match=r"failed for shares of tests \(sleeps\)"):
+        require_passed(audit())
+
+
 def test_a_refused_honest_program_fails_the_audit(small, monkeypatch):
     refused = {"set": "unusual", "programs": 1, "both": 0, "troll": 0, "evalplus": 1, "neither": 0}
     row = {**refused, "names": ["numpy"], "ok": False}
@@ -306,6 +315,7 @@ def test_every_explained_exception_is_one(real_data):
 def test_the_audit_passes_on_the_real_data(tmp_path, real_data, monkeypatch):
     # Hostile programs are no data: tests/tasks/test_hostile_programs.py has what the audit says of them.
     monkeypatch.setattr(auditing, "audit_hostile", lambda: dict(FINE))
+    monkeypatch.setattr(auditing, "audit_fractions", lambda full: {"ok": True})
     result = audit()
     require_passed(result)
     assert set(result["absent"]) == {"eurus-math", "eurus-code"}

@@ -527,6 +527,31 @@ def test_a_problem_outside_the_test_split_is_found_in_the_whole_set(tmp_path, re
     assert result["problems"]["601"]["passed"] == [True] and result["data"]["split"] == "all"
 
 
+@needs_sandbox
+def test_partial_credit_is_reported_beside_success(tmp_path):
+    rows = []
+    for number in range(2):
+        tests = {"inputs": ["1\n", "2\n", "3\n"], "outputs": ["2\n", "3\n", "4\n"], "entry_point": ""}
+        rows.append({"task_id": str(number), "prompt": "Add one.", "canonical_solution": "", **tests})
+    write_jsonl(tmp_path / "problems.jsonl", [{**row, "scored_tests": 2} for row in rows])
+    programs = {
+        "all": "print(int(input()) + 1)",
+        "scored": "print({1: 2, 2: 3}[int(input())])",
+        "one": "print(3)",
+    }
+    answers = {name: f"```python\n{program}\n```" for name, program in programs.items()}
+    samples = [("0", answers["all"]), ("0", answers["scored"]), ("1", answers["one"]), ("1", programs["all"])]
+    lines = [{"task_id": name, "completion": text} for name, text in samples]
+    write_jsonl(tmp_path / "samples.jsonl", lines)
+    result = grades(tmp_path, "eurus-code")
+    assert [row["reward"] for row in result["problems"].values()] == [[1.0, 1.0], [0.5, 0.0]]
+    # Success is all tests, with a program that stands outside of a block found as ever.
+    assert [row["passed"] for row in result["problems"].values()] == [[True, False], [False, True]]
+    assert result["metrics"]["pass@1"] == 0.5 and result["metrics"]["reward"] == (1.0 + 0.25) / 2
+    write_jsonl(tmp_path / "problems.jsonl", rows)
+    assert "reward" not in grades(tmp_path, "eurus-code")["metrics"]
+
+
 def test_a_file_as_published_is_read_too(tmp_path, real_data):
     rows = [{"question": "1+1?", "answer": "so\n#### 2"}, {"question": "500*2?", "answer": "so\n#### 1,000"}]
     write_jsonl(tmp_path / "problems.jsonl", rows)

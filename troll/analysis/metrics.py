@@ -78,6 +78,11 @@ METRICS = _by_name(
         label="validation success (%)",
         scale="share",
     ),
+    Metric(
+        *("reward", "", "mean reward of the rollout batch, where it is not 0 or 1 (`tests: fraction`)"),
+        label="training reward",
+    ),
+    Metric("validation_reward", "", "the same on the validation split", label="validation reward"),
     Metric("response_length", "tokens", "mean length of responses", label="response length (tokens)"),
     Metric("truncated", SHARE, "responses truncated at the length limit"),
     Metric("groups_without_signal", SHARE, "prompts whose responses were all correct or all wrong"),

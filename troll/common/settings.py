@@ -44,9 +44,18 @@ class Settings(StrictModel):
 
     @classmethod
     def completed(cls, where: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns all settings: those given, unchanged, and defaults for the others."""
+        """Returns all settings: those given, unchanged, and defaults for the others.
+
+        Fields with ``exclude_if`` are left out where it holds, as in a dump of the model.
+        """
         validated(cls, dict(settings), where)
-        return cls.defaults() | dict(settings)
+        found = cls.defaults() | dict(settings)
+        excluded = {name: field.exclude_if for name, field in cls.model_fields.items()}
+        return {
+            name: value
+            for name, value in found.items()
+            if (left_out := excluded[name]) is None or not left_out(value)
+        }
 
     @model_validator(mode="after")
     def _check_order(self) -> Settings:

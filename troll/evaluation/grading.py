@@ -19,6 +19,7 @@ from troll.evaluation.graded_input import (
     read_problems,
     read_samples,
 )
+from troll.evaluation.partial_credit import with_rewards
 from troll.evaluation.pass_at_k import mean_pass_at_k, reported_ks
 from troll.tasks import testbed
 from troll.tasks.datasets.catalogue import DATA_SETS
@@ -51,13 +52,14 @@ def grade(
             ``<|im_end|>``), are not judged (`troll.tasks.responses.judged_text`).
         problems_path: the task's problems as JSON lines; None loads the data set of that name.
         out: JSON file to write. Its keys are ``task``, ``metrics`` (pass@1 and unbiased pass@k; for plus sets
-            also base/pass@k; for public data also ``official/pass@k`` and the number of ``disagreements``),
-            ``problems`` (by task_id: ``passed`` and ``status`` of each sample in input order, and
-            ``official``, the public scorer's verdicts, if there are any), ``official`` (the public scorer:
-            version, tasks, metric, results and standard error), ``disagreements`` between graders,
-            ``missing`` (problems without a sample), ``versions``, ``data`` (where the problems come from,
-            and whether they are a substitute), ``data_sha256`` and, if the samples have them,
-            ``prompts_sha256`` (a digest of the prompts' token ids, by problem). For public data,
+            also base/pass@k; for public data also ``official/pass@k`` and the number of ``disagreements``;
+            ``reward`` if it is a share of tests), ``problems`` (by task_id: ``passed`` and ``status`` of each
+            sample in input order, and, if there are any, ``official``, the public scorer's verdicts, and
+            ``reward``), ``official`` (the public scorer: version, tasks, metric, results and standard
+            error), ``disagreements`` between graders, ``missing`` (problems without a sample), ``versions``,
+            ``data`` (where the problems come from, and whether they are a substitute), ``data_sha256`` and,
+            if the samples have them, ``prompts_sha256`` (a digest of the prompts' token ids, by problem). For
+            public data,
             ``disagreements.jsonl`` beside it lists the disagreements with their prompts, and for code what
             evalplus says of the program that we extract (``evalplus_on_our_program``); for mathematics,
             ``lm_eval/`` beside it holds lm-eval's own files.
@@ -72,7 +74,7 @@ def grade(
     present = {task_id: data.problems[task_id] for task_id in completions}
     kind = DATA_SETS[task].kind if task in DATA_SETS else get_task(task).kind
     if kind == "code":
-        verdicts = _grade_code(task, present, completions)
+        verdicts = with_rewards(_grade_code(task, present, completions), present, completions)
     else:
         source = samples_path.parent.as_posix()[-_SOURCE_CHARACTERS:].strip("./") or "samples"
         verdicts = _grade_math(task, present, completions, beside(out, "lm_eval"), source)

@@ -21,6 +21,7 @@ from troll.evaluation.engines.transformers import load_engine
 from troll.tasks.prompts import digest_of_ids, encode
 from troll.tasks.responses import begins_thought, response_texts
 from troll.tasks.types import Problem, Task
+from troll.tasks.verifiers.fractions import SCORED
 
 _PROGRESS_S = 2.0
 _DIGEST_LENGTH = 16
@@ -166,7 +167,7 @@ def write_oracle(task: Task, problems: Path, out: Path) -> None:
         {
             "task_id": problem.task_id,
             "sample": 0,
-            "completion": _solution(problem) if task.kind == "math" else problem.answer,
+            "completion": _solution(problem) if task.kind == "math" else _program(problem),
         }
         for problem in task.load(problems)
     ]
@@ -180,6 +181,11 @@ def _solution(problem: Problem) -> str:
     """
     solution = str(problem.record.get("solution") or "")
     return solution if "\\boxed{" in solution else f"{solution}\n\n\\boxed{{{problem.answer}}}"
+
+
+def _program(problem: Problem) -> str:
+    """Returns the reference program, in a fenced block if the reward reads only those."""
+    return f"```python\n{problem.answer}\n```" if SCORED in problem.record else problem.answer
 
 
 def _check_arguments(problems: Sequence[Problem], temperature: float, **counts: int) -> None:

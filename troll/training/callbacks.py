@@ -128,18 +128,23 @@ class MetricsCallback(TrainerCallback):
         if not logs or "train_runtime" in logs or not state.is_world_process_zero:
             return
         if any(key.startswith("eval_") for key in logs):
-            validation = {"validation_success": float(logs["eval_reward"])}
+            success = logs.get("eval_success", logs["eval_reward"])
+            validation = {"validation_success": float(success)}
+            if "eval_success" in logs:
+                validation["validation_reward"] = float(logs["eval_reward"])
             if state.global_step >= state.max_steps:  # there is no next line
                 self._add_to_last(validation)
             else:
                 self._pending |= validation
             return
         row: dict[str, Any] = {}
+        # A task with partial credit logs its success beside the mean reward; else they are the same.
+        renamed = {key: name for key, name in _RENAMED.items() if name not in logs}
         for key, value in logs.items():
             if value is None or key.startswith(("rewards/", "profiling/")) or key in _DROPPED:
                 continue
-            if key in _RENAMED or not key.startswith("completions/"):
-                row[_RENAMED.get(key, key)] = value
+            if key in renamed or not key.startswith("completions/"):
+                row[renamed.get(key, key)] = value
         self._append(state.global_step, row, {key: logs[key] for key in ("step_time",) if key in logs})
         self._pending = {}
 

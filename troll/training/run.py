@@ -23,6 +23,7 @@ from troll.experiment.settings import Vllm
 from troll.tasks.registry import get_task
 from troll.tasks.responses import begins_thought, judged_text, response_texts
 from troll.tasks.types import Problem, Task
+from troll.tasks.verifiers.fractions import SCORED
 from troll.training.callbacks import MetricsCallback, ProgressCallback, StopOnSignal
 from troll.training.checkpoints import CheckpointCallback, expect_tied_weights
 from troll.training.config import TrustRegionConfig
@@ -134,27 +135,37 @@ def vllm_options(vllm: Vllm | None) -> dict[str, Any]:
 
 
 def reward_function(
-    task: Task, problems: Mapping[str, Problem], tokenizer: Any, *, rehearsal: bool = False
+    task: Task,
+    problems: Mapping[str, Problem],
+    tokenizer: Any,
+    *,
+    partial: bool = False,
+    rehearsal: bool = False,
 ) -> Any:
     """The task's verifier as a reward function of TRL; ``problems`` are keyed by ``task_id``.
 
     It reads the token ids of responses, as evaluation does (`troll.tasks.responses.judged_text`), and not
-    TRL's messages, which lack what a response template takes for thoughts or calls of tools. In a rehearsal
-    the verifier is called, but `coin` determines the reward: random models never succeed, so every gradient
-    would be zero otherwise.
+    TRL's messages, which lack what a response template takes for thoughts or calls of tools. With ``partial``
+    credit, the share of responses whose reward is 1 is logged as well, as ``success``. In a rehearsal the
+    verifier is called, but `coin` determines the reward: random models never succeed, so every gradient would
+    be zero otherwise.
     """
     in_thought = begins_thought(tokenizer)
 
-    def success(completion_ids: Sequence[Sequence[int]], task_id: Sequence[str], **_: Any) -> list[float]:
+    def success(
+        completion_ids: Sequence[Sequence[int]], task_id: Sequence[str], log_metric: Any = None, **_: Any
+    ) -> list[float]:
         of_responses = [problems[name] for name in task_id]
         texts = [
             judged_text(text, problem.prompt, in_thought=in_thought)
             for text, problem in zip(response_texts(tokenizer, completion_ids), of_responses, strict=True)
         ]
         rewards = task.reward(of_responses, texts)
-        if not rehearsal:
-            return rewards
-        return [coin(name, text) for name, text in zip(task_id, texts, strict=True)]
+        if rehearsal:
+            rewards = [coin(name, text) for name, text in zip(task_id, texts, strict=True)]
+        if partial:
+            log_metric("success", sum(reward == 1.0 for reward in rewards) / len(rewards))
+        return rewards
 
     return success
 
@@ -211,12 +222,14 @@ def train_run(
             f"{task.name} has {len(train)} train problems; raise tasks.{task.name}.train"
         )
     trainer_directory = out / "trainer"
+    partial = any(SCORED in item.record for item in train)
     trainer = TrustRegionTrainer(
         load_model(base, dtype=torch.float32),
         reward_function(
             task,
             {item.task_id: item for item in (*train, *validation)},
             tokenizer,
+            partial=partial,
             rehearsal=config.rehearsal,
         ),
         args=trainer_config(config, trainer_directory),
@@ -232,7 +245,7 @@ def train_run(
         metrics,
         checkpoints,
         stop,
-        ProgressCallback(config.run_id, measure="reward", label="success"),
+        ProgressCallback(config.run_id, measure="reward", label="reward" if partial else "success"),
     ):
         trainer.add_callback(callback)
     if tracking != "none":

@@ -18,6 +18,7 @@ from audit_tables import contamination_table, speed_table, write_audit
 from cases import CODE_CASES, EXPLANATIONS, MATH_CASES, RIGHT, WRONG
 from code_judges import code_judges
 from contamination import contamination
+from hostile_fractions import CALLS, EARNED, HONEST, HOSTILE_FRACTIONS, TESTS, fenced
 from hostile_programs import HOSTILE_PROGRAMS, PROBLEM
 from notations import audit_forms, audit_pairs, by_notation, disagreement_table
 from speed import speed
@@ -32,7 +33,7 @@ from troll.tasks.datasets.catalogue import DATA_SETS
 from troll.tasks.datasets.load import Loaded, load
 from troll.tasks.sandbox.pool import Limits, sandbox_available
 from troll.tasks.types import Problem
-from troll.tasks.verifiers.code import verify_code
+from troll.tasks.verifiers.code import code_fractions, verify_code
 from troll.tasks.verifiers.math import judge_math
 
 LEAST_RIGHT = 0.99
@@ -60,11 +61,12 @@ def audit(*, full: bool = False) -> dict[str, Any]:
 
     Returns:
         ``mode``, ``ok``, ``cases`` (a row per data set and case), ``hostile`` (see `audit_hostile`),
-        ``code_judges`` (see there), ``graders`` (see `disagreement_table`), ``pairs`` and ``forms`` (see
-        `by_notation`), ``differences`` (pairs that evaluation by math-verify misjudges), ``misjudged`` (pairs
-        and forms that rewards misjudge, must be empty), ``contamination``, ``speed``, ``exceptions`` (what
-        rewards and code graders misjudged, with the cause if it is known), ``absent`` (reasons by data set),
-        ``data`` (provenance by data set), ``python`` and ``seconds``.
+        ``fractions`` (see `audit_fractions`), ``code_judges`` (see there), ``graders`` (see
+        `disagreement_table`), ``pairs`` and ``forms`` (see `by_notation`), ``differences`` (pairs that
+        evaluation by math-verify misjudges), ``misjudged`` (pairs and forms that rewards misjudge, must be
+        empty), ``contamination``, ``speed``, ``exceptions`` (what rewards and code graders misjudged, with
+        the cause if it is known), ``absent`` (reasons by data set), ``data`` (provenance by data set),
+        ``python`` and ``seconds``.
 
     Raises:
         UserError: the sandbox is missing.
@@ -101,13 +103,19 @@ def audit(*, full: bool = False) -> dict[str, Any]:
     say(f"audit: notations done, {time.monotonic() - start:.0f} s")
     hostile = audit_hostile()
     say(f"audit: hostile programs done, {time.monotonic() - start:.0f} s")
+    fractions = audit_fractions(full=full)
+    say(f"audit: shares of tests done, {time.monotonic() - start:.0f} s")
     judges = code_judges(data if full else {}, hostile=full)
     say(f"audit: two judges of code done, {time.monotonic() - start:.0f} s")
     return {
         "mode": "full" if full else "fast",
-        "ok": hostile["ok"] and not misjudged and all(row["ok"] for row in [*rows, *judges]),
+        "ok": hostile["ok"]
+        and fractions["ok"]
+        and not misjudged
+        and all(row["ok"] for row in [*rows, *judges]),
         "cases": rows,
         "hostile": hostile,
+        "fractions": fractions,
         "code_judges": judges,
         "graders": disagreement_table(samples).to_dict("records"),
         "pairs": by_notation(pairs),
@@ -145,6 +153,10 @@ def require_passed(result: Mapping[str, Any]) -> None:
     if not hostile["ok"]:
         failed.append("hostile programs")
         unexplained += [*hostile["scored"], *hostile["infrastructure"]]
+    fractions = result["fractions"]
+    if not fractions["ok"]:
+        failed.append("shares of tests")
+        unexplained += fractions["raised"]
     judges = [row for row in result["code_judges"] if not row["ok"]]
     failed += [f"the judges of code on {row['set']}" for row in judges]
     unexplained += [name for row in judges for name in row["names"]]
@@ -263,6 +275,37 @@ def audit_hostile() -> dict[str, Any]:
         "seconds": round(seconds, 1),
         "limit_seconds": limit,
         "ok": not scored and not lost and not honest and seconds < limit,
+    }
+
+
+def audit_fractions(*, full: bool) -> dict[str, Any]:
+    """Runs hostile programs where the reward is the share of tests passed, each after an honest program.
+
+    Args:
+        full: also those of `audit_hostile`, none of which may pass a single test.
+
+    Returns:
+        ``programs``, ``raised`` (names of those that got more than they earned, must be empty), ``honest``
+        (number of honest programs that were misjudged, must be 0) and ``ok``.
+    """
+    attacks = [(name, TESTS[kind], source, EARNED) for (kind, name), source in HOSTILE_FRACTIONS.items()]
+    if full:
+        attacks += [(name, CALLS, source, 0.0) for name, source in HOSTILE_PROGRAMS.items()]
+    records, completions = [], []
+    for number, (_, record, source, _) in enumerate(attacks):
+        records += [record, record]
+        solution = HONEST["calls" if record["entry_point"] else "stdio"]
+        completions += [fenced(f"{solution}# {number}\n"), fenced(source)]
+    found = code_fractions(records, completions, limits=_HOSTILE_LIMITS)
+    raised = [
+        name for (name, _, _, earned), share in zip(attacks, found[1::2], strict=True) if share > earned
+    ]
+    honest = sum(share != 1.0 for share in found[::2])
+    return {
+        "programs": len(attacks),
+        "raised": raised,
+        "honest": honest,
+        "ok": not raised and not honest,
     }
 
 

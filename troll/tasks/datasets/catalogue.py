@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from troll.common.settings import Settings
 from troll.tasks.datasets import convert
 from troll.tasks.datasets.convert import Row
 from troll.tasks.datasets.hub import HubPart
+from troll.tasks.datasets.settings import CodeSettings
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class DataSet:
     # what the mirror has in place of the set that the paper used; None if it is the same
     substitute: str | None = None
     solutions: bool = False  # whether its training problems have solutions that a model can imitate
+    settings: type[Settings] = Settings  # what an experiment file may set
 
 
 _SUBJECTS = (
@@ -73,7 +76,8 @@ def _eurus(name: str, ability: Literal["math", "code"], reader: convert.Convert)
         )
         for ours, theirs in (("train", "train"), ("test", "validation"))
     }
-    return DataSet(name, f"Eurus-2-RL, {ability}", ability, reader, parts)
+    settings = CodeSettings if ability == "code" else Settings
+    return DataSet(name, f"Eurus-2-RL, {ability}", ability, reader, parts, settings=settings)
 
 
 _SETS: Sequence[DataSet] = (
@@ -166,6 +170,7 @@ _SETS: Sequence[DataSet] = (
             "test": _mbpp_part("test", 11, 510),
             "all": _mbpp_part("all", 1, 974),
         },
+        settings=CodeSettings,
     ),
     DataSet(
         "mbpp+",

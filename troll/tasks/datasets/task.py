@@ -11,6 +11,7 @@ from troll.common.errors import UserError
 from troll.common.seeding import derive_seed
 from troll.tasks.datasets.catalogue import DATA_SETS, DataSet
 from troll.tasks.datasets.load import load
+from troll.tasks.datasets.settings import applied
 from troll.tasks.types import Demonstration, Problem, Split, Task
 from troll.tasks.verifiers.code import code_rewards
 from troll.tasks.verifiers.math import math_rewards
@@ -19,7 +20,7 @@ from troll.tasks.verifiers.math import math_rewards
 _VALIDATION = 256
 
 
-def whole_split(name: str, split: Split) -> list[Problem]:
+def whole_split(name: str, split: Split, settings: Mapping[str, Any] | None = None) -> list[Problem]:
     """Returns all problems of a split of a data set, in the source's order."""
     item = DATA_SETS[name]
     source = split if split in item.parts else "train" if split == "validation" else None
@@ -35,14 +36,16 @@ def whole_split(name: str, split: Split) -> list[Problem]:
         random.Random(derive_seed(stream="validation", task=item.name)).shuffle(order)
         chosen = set(order[:_VALIDATION])
         problems = [p for number, p in enumerate(problems) if (number in chosen) == (split == "validation")]
-    return problems
+    return [applied(problem, settings or {}) for problem in problems]
 
 
-def _generate(item: DataSet, split: Split, count: int, seed: int, _: Mapping[str, Any]) -> list[Problem]:
+def _generate(
+    item: DataSet, split: Split, count: int, seed: int, settings: Mapping[str, Any]
+) -> list[Problem]:
     """Returns ``count`` problems of a split, drawn without replacement, in the source's order."""
     if count == 0:
         return []
-    problems = whole_split(item.name, split)
+    problems = whole_split(item.name, split, settings)
     if count > len(problems):
         raise UserError(
             f"task {item.name}: {count} {split} problems wanted, but there are {len(problems)}; ask for at "
@@ -89,6 +92,7 @@ TASKS: Mapping[str, Task] = {
         generate=partial(_generate, item),
         demonstrate=partial(_demonstrate, item),
         reward=math_rewards if item.kind == "math" else code_rewards,
+        model=item.settings,
     )
     for name, item in DATA_SETS.items()
 }

@@ -68,7 +68,8 @@ def verify_assertions(
     def judged(number: int, execution: Execution) -> CodeVerdict:
         outputs = [Output("value", text) for text in tests[number].expected]
         cpu_s = (limits or tests[number].limits()).cpu_s
-        return judge_outputs(execution, outputs, rule="exact", cpu_s=cpu_s)
+        verdict = judge_outputs(execution, outputs, rule="exact", cpu_s=cpu_s)
+        return replace(verdict, cpu_s=execution.cpu_s)
 
     return run_batch(programs, workers=workers, reduce=judged)
 
@@ -155,9 +156,11 @@ def verify_stdio(
                 programs.append(Program(text, stdin=str(stdin), limits=limits, prompt=prompt))
                 judges.append(partial(_judge_text, expected=str(expected), number=number))
         own.append(range(start, len(programs)))
-    verdicts = run_batch(
-        programs, workers=workers, reduce=lambda number, execution: judges[number](execution)
-    )
+
+    def judged(number: int, execution: Execution) -> CodeVerdict:
+        return replace(judges[number](execution), cpu_s=execution.cpu_s)
+
+    verdicts = run_batch(programs, workers=workers, reduce=judged)
     right = CodeVerdict(True, True, "passed")
     return [next((verdicts[i] for i in numbers if not verdicts[i].passed), right) for numbers in own]
 

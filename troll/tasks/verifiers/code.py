@@ -14,6 +14,14 @@ from troll.common.progress import say
 from troll.tasks.sandbox.pool import Execution, Limits, Program, run_batch
 from troll.tasks.types import Problem
 from troll.tasks.verifiers.assertions import verify_assertions, verify_stdio
+from troll.tasks.verifiers.fractions import (
+    SCORED,
+    TEST_LIMITS,
+    WHOLE_CPU_S,
+    code_block,
+    single_tests,
+    with_names,
+)
 from troll.tasks.verifiers.judge import CodeVerdict, judge_outputs
 from troll.tasks.verifiers.references import (
     REFERENCE_TIME_FACTOR,
@@ -22,14 +30,60 @@ from troll.tasks.verifiers.references import (
     reference_outputs,
 )
 
-__all__ = ["CodeVerdict", "code_rewards", "verify_code"]
+__all__ = ["CodeVerdict", "code_fractions", "code_rewards", "verify_code"]
 
 
 def code_rewards(
     problems: Sequence[Problem], completions: Sequence[str], *, as_written: bool = False
 ) -> list[float]:
-    """Returns the training reward of each completion: 1.0 if all base and plus inputs pass, else 0.0."""
-    verdicts = verify_code([problem.record for problem in problems], completions, as_written=as_written)
+    """Returns the training reward of each completion.
+
+    It is 1.0 if all base and plus inputs pass, else 0.0; for records that say so (`SCORED`), see
+    `code_fractions`.
+    """
+    records = [problem.record for problem in problems]
+    if any(SCORED in record for record in records):
+        return code_fractions(records, completions)
+    verdicts = verify_code(records, completions, as_written=as_written)
+    _require_judged(verdicts)
+    return [float(verdict.passed) for verdict in verdicts]
+
+
+def code_fractions(
+    records: Sequence[Mapping[str, Any]], completions: Sequence[str], *, limits: Limits = TEST_LIMITS
+) -> list[float]:
+    """Returns the share of a problem's first tests that each completion passes, from 0.0 to 1.0.
+
+    Every test runs in a process of its own, within ``limits``: what a program does in one test, such as an
+    early exit, counts in no other. A completion without a code block gets 0.0, and so does a program that
+    takes more than `WHOLE_CPU_S` in all its tests together. See `troll.tasks.verifiers.fractions`.
+
+    Args:
+        records: one per completion, with ``test_list`` or ``outputs`` (see `verify_code`) and `SCORED`.
+        completions: answers with the program in a fenced block.
+        limits: of one test.
+    """
+    tests: list[dict[str, Any]] = []
+    programs: list[str] = []
+    of_completion: list[range] = []
+    for record, completion in zip(records, completions, strict=True):
+        block, start = code_block(completion), len(tests)
+        if block is not None:
+            tests += single_tests(record)
+            programs += [with_names(block, record)] * (len(tests) - start)
+        of_completion.append(range(start, len(tests)))
+    verdicts = verify_code(tests, programs, limits=limits)
+    _require_judged(verdicts)
+    fractions = []
+    for numbers in of_completion:
+        own = [verdicts[number] for number in numbers]
+        late = sum(verdict.cpu_s for verdict in own) > WHOLE_CPU_S
+        fractions.append(sum(verdict.passed for verdict in own) / len(own) if own and not late else 0.0)
+    return fractions
+
+
+def _require_judged(verdicts: Sequence[CodeVerdict]) -> None:
+    """Refuses failures of the sandbox, and reports programs whose outputs could not be compared."""
     for verdict in verdicts:
         if verdict.status == "infrastructure":
             raise UserError(
@@ -41,7 +95,6 @@ def code_rewards(
             f"verifier: {len(unsure)} of {len(verdicts)} programs count as wrong without a comparison: "
             f"{unsure[0]}"
         )
-    return [float(verdict.passed) for verdict in verdicts]
 
 
 def verify_code(

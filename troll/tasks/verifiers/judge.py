@@ -41,6 +41,8 @@ class CodeVerdict:
     # not be compared with the expected one within the program's limits
     status: Status
     detail: str = ""  # the cause, in a few words
+    # CPU seconds of the program, where it is judged by a data set's own tests
+    cpu_s: float = field(default=0.0, compare=False)
 
     @property
     def passed(self) -> bool:

@@ -1,0 +1,49 @@
+"""Settings of data sets, as experiment files give them: how answers are written and what is rewarded.
+
+A setting at its default is left out of run.yaml and of the files of problems, so that both stay as they were
+before the setting existed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from troll.algorithms.ranges import Count
+from troll.common.settings import Settings
+from troll.tasks.types import Problem
+from troll.tasks.verifiers.fractions import SCORED
+
+
+def _set(default: Any, description: str) -> Any:
+    """Returns a field that is left out at its default."""
+    return Field(default, description=description, exclude_if=lambda value: value == default)
+
+
+class CodeSettings(Settings):
+    """What is rewarded in code."""
+
+    tests: Literal["all", "fraction"] = _set(
+        "all",
+        "reward of a program: `all`, 1 if it passes every test of the problem, else 0; `fraction`, the share "
+        "of tests that it passes, each run in a process of its own (the paper's released reward)",
+    )
+    first: Count | None = _set(
+        None, "for `tests: fraction`: only this many tests of each problem, the first ones (paper: 10)"
+    )
+
+    @model_validator(mode="after")
+    def _first_needs_a_fraction(self) -> "CodeSettings":
+        if self.first is not None and self.tests != "fraction":
+            raise ValueError("first is for tests: fraction; leave it out, or set tests to fraction")
+        return self
+
+
+def applied(problem: Problem, settings: Mapping[str, Any]) -> Problem:
+    """Returns a problem of a data set as its settings want it; at the defaults as it is."""
+    if settings.get("tests") == "fraction":
+        count = len(problem.record["test_list" if "test_list" in problem.record else "inputs"])
+        scored = min(count, settings.get("first") or count)
+        return replace(problem, record={**problem.record, SCORED: scored})
+    return problem
