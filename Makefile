@@ -15,24 +15,19 @@ RULE ?=
 SEEDS ?=
 # Minutes after which no further seeds are started: `make results MINUTES=60`; default: the experiment file's.
 MINUTES ?=
+# Anything: also make the runs again that results/released has: `make results REPEAT=1`.
+REPEAT ?=
 # The tag of a release, for `make dist`; it must match the version.
 TAG ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # vLLM pins versions that conflict with the SLURM plugin, so that it needs a separate environment.
 VLLM_READY := .venv-vllm/.ready
-# The site generator and a browser driver share no package with the rest, and few users need them.
-SITE_VENV := .venv-site
-SITE_READY := $(SITE_VENV)/.ready
-SITE := build/site
-# Web addresses of the repository and of the site, if known, for links to files outside the site.
-REPOSITORY ?=
-ADDRESS ?=
 
 REHEARSED ?= workflow/config/paper.yaml
 
 .PHONY: help env vllm results rehearsal test fast slow lint readme docs coverage golden audit check-results contract userns \
-	actionlint site-env site dist publish clean
+	actionlint dist publish clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,7 +45,7 @@ $(VLLM_READY): pyproject.toml envs/constraints-vllm.txt envs/requirements-vllm.t
 	@touch $@
 
 results: env ## run the default experiment: models, training, evaluation, tables, figures, page
-	@"$(BIN)/troll" run "$(EXPERIMENT)" --cores "$(CORES)" $(if $(MINUTES),--minutes "$(MINUTES)") $(if $(SEEDS),--seeds "$(SEEDS)")
+	@"$(BIN)/troll" run "$(EXPERIMENT)" --cores "$(CORES)" $(if $(MINUTES),--minutes "$(MINUTES)") $(if $(SEEDS),--seeds "$(SEEDS)") $(if $(REPEAT),--repeat)
 
 rehearsal: env ## run a small copy of paper.yaml on random models, and report what would fail; about half an hour
 	@"$(BIN)/troll" rehearse "$(REHEARSED)" --cores "$(CORES)"
@@ -58,9 +53,10 @@ rehearsal: env ## run a small copy of paper.yaml on random models, and report wh
 test: env ## run linters, type checker and all tests
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh
 
-readme: env ## write the generated parts of README.md, docs/ and results/README.md from the tracked tidy tables
-	@"$(BIN)/troll" release readme README.md docs/findings.md docs/leaderboard.md docs/results.md results/README.md --results results/testbed \
-		$(addprefix --also ,$(filter-out results/testbed/,$(dir $(shell git ls-files 'results/*/plan.json'))))
+readme: env ## write the generated parts of README.md, docs/ and results/released/README.md from the released tidy tables
+	@"$(BIN)/troll" release readme README.md docs/findings.md docs/leaderboard.md docs/results.md results/released/README.md \
+		--results results/released/testbed \
+		$(addprefix --also ,$(filter-out results/released/testbed,$(patsubst %/plan.json,%,$(wildcard results/released/*/plan.json))))
 
 coverage: env ## measure test coverage; takes longer than the tests alone
 	@PATH="$(abspath $(BIN)):$$PATH" OMP_NUM_THREADS=1 coverage run -m pytest -q
@@ -74,11 +70,11 @@ docs: env ## write generated files: JSON schema, docs/configuration.md, conda fi
 	@for file in troll/experiment/experiment.schema.json docs/configuration.md; do "$(BIN)/troll" release schema --out "$$file" || exit 1; done
 	@sed '1s|\.\./\.\./|../|' workflow/config/testbed.yaml >config/config.yaml
 
-audit: env ## audit the graders again, on all data sets and hostile programs, in results/graders
-	@"$(BIN)/python" workflow/graders/audit.py --full --out results/graders/audit
+audit: env ## audit the graders again, on all data sets and hostile programs, in results/released/graders
+	@"$(BIN)/python" workflow/graders/audit.py --full --out results/released/graders/audit
 
-check-results: env ## make the tracked tables and figures again from the tracked data and compare
-	@for data in $$(git ls-files results/*/{plan.json,protocol.yaml,audit.json,gpu_check.json}); do \
+check-results: env ## make the released tables and figures again from the released data and compare
+	@for data in $$(ls results/released/*/{plan.json,protocol.yaml,audit.json,gpu_check.json}); do \
 		"$(BIN)/troll" release check "$$(dirname "$$data")" --release || exit 1; done
 
 # Without RULE, pytest would test the package's own rules. `own_rule` selects the tests, because pytest escapes names.
@@ -100,21 +96,8 @@ actionlint: env ## lint the workflows in .github; installs actionlint if it is m
 fast: env ## run only the fast tests
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh fast
 
-slow: env ## run only the slow tests; those of the site need `make site-env` and Chromium
+slow: env ## run only the slow tests
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh slow
-
-site-env: $(SITE_READY) ## create the environment for the site, in .venv-site
-
-$(SITE_READY): envs/requirements-site.txt
-	@"$(PYTHON)" -m venv "$(SITE_VENV)"
-	@"$(SITE_VENV)/bin/python" -m pip install -qq --disable-pip-version-check --no-compile --require-hashes --no-deps \
-		--requirement envs/requirements-site.txt
-	@touch $@
-
-site: env site-env ## build the static site from tracked data in build/site/html
-	@"$(BIN)/troll" release site --out "$(SITE)" $(if $(REPOSITORY),--repository "$(REPOSITORY)") $(if $(ADDRESS),--address "$(ADDRESS)")
-	@"$(SITE_VENV)/bin/zensical" build --strict --clean --config-file "$(SITE)/zensical.toml"
-	@echo "view it with: python3 -m http.server --directory $(SITE)/html"
 
 dist: env ## build wheel, sdist and release notes in dist/, after checking that versions agree
 	@"$(BIN)/python" envs/write_release.py $(if $(TAG),--tag "$(TAG)")
@@ -123,6 +106,6 @@ publish: ## publish what `make dist TAG=v1.2.3` built as a release on GitHub; ne
 	@gh release create "$(TAG)" dist/troll* --verify-tag --title "$(TAG)" --notes-file dist/notes.md
 
 clean: ## remove environments, builds, runs, base models, logs and pages; tables, figures and verdicts stay
-	rm -rf "$(VENV)" .venv-vllm .venv-site build dist .snakemake resources/base-models results/rehearsal-* results/reduced \
+	rm -rf "$(VENV)" .venv-vllm build dist .snakemake resources/base-models results/rehearsal-* results/reduced \
 		results/*/{runs,base,data,logs,benchmarks,experiments,page.html,report.html,runs.csv.gz,looks.json} \
 		results/*/public/*/

@@ -9,7 +9,7 @@ their versions from constraints.txt.
 import re
 import tomllib
 from functools import cache
-from importlib.metadata import requires
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -19,6 +19,18 @@ HERE = Path(__file__).parent
 EXTRAS = {"train": "train", "evaluate": "evaluate", "analyse": "workflow"}
 # vLLM is not installed here, so its requirements cannot be read: its environment gets all of its pins.
 WHOLE = {"vllm": "constraints-vllm.txt"}
+PYTHON = "3.11"
+"""The Python of the conda environments, whichever Python runs this script."""
+_MARKERS = {
+    "implementation_name": "cpython",
+    "os_name": "posix",
+    "platform_machine": "x86_64",
+    "platform_python_implementation": "CPython",
+    "platform_system": "Linux",
+    "python_full_version": f"{PYTHON}.0",
+    "python_version": PYTHON,
+    "sys_platform": "linux",
+}
 
 _HEAD = """# For clusters that install software with conda: `snakemake --sdm conda`. Written by
 # `make docs` from the pins in {pins}; the package itself is installed by {name}.post-deploy.sh.
@@ -26,7 +38,7 @@ channels:
   - conda-forge
   - nodefaults
 dependencies:
-  - python =3.11
+  - python ={python}
   - pip
   - pip:
 """
@@ -52,7 +64,10 @@ def pins(name: str = "constraints.txt") -> dict[str, str]:
 
 def _requirements(name: str, extras: frozenset[str]) -> list[str]:
     if name != "troll":
-        return requires(name) or []
+        try:
+            return requires(name) or []
+        except PackageNotFoundError:  # needed by Python 3.11, but not by the one that runs this
+            return []
     project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
     more = [text for extra in extras for text in project["optional-dependencies"][extra]]
     return [*project["dependencies"], *more]
@@ -73,8 +88,12 @@ def closure(extra: str) -> frozenset[str]:
         for text in _requirements(name, extras):
             item = Requirement(text)
             wanted = {"", *extras}
-            if item.marker is None or any(item.marker.evaluate({"extra": one}) for one in wanted):
-                waiting.append((canonicalize_name(item.name), frozenset(item.extras)))
+            if item.marker and not any(item.marker.evaluate(_MARKERS | {"extra": one}) for one in wanted):
+                continue
+            # torch's CUDA builds name libraries that its CPU builds, for which the pins are, do not need.
+            if name == "torch" and canonicalize_name(item.name) not in pins():
+                continue
+            waiting.append((canonicalize_name(item.name), frozenset(item.extras)))
     return frozenset(needed)
 
 
@@ -86,7 +105,7 @@ def files() -> dict[str, str]:
         versions = pins(source)
         needed = versions if name in WHOLE else {*closure(EXTRAS[name]), "setuptools"}
         lines = "".join(f"      - {package}=={versions[package]}\n" for package in sorted(needed))
-        written[f"{name}.yaml"] = _HEAD.format(name=name, pins=source) + lines
+        written[f"{name}.yaml"] = _HEAD.format(name=name, pins=source, python=PYTHON) + lines
         written[f"{name}.post-deploy.sh"] = _DEPLOY
     return written
 

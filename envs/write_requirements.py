@@ -20,7 +20,6 @@ HERE = Path(__file__).parent
 FILES = {
     "constraints.txt": "requirements.txt",
     "constraints-vllm.txt": "requirements-vllm.txt",
-    "constraints-site.txt": "requirements-site.txt",
 }
 _INDEX = "https://pypi.org/simple"
 _PYTHONS = ("cp311", "cp312", "cp313")

@@ -65,14 +65,11 @@ def test_every_environment_of_the_rules_is_written_with_torch_in_it(writer, repo
     [
         ("constraints.txt", ("evaluate", "train", "analyse", "workflow", "test")),
         ("constraints-vllm.txt", ("evaluate", "train", "vllm")),
-        ("constraints-site.txt", ("site",)),
     ],
 )
 def test_pins_meet_every_requirement(writer, repository, name, extras):
     project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
-    # The package itself is not in the site's environment.
-    own = [] if name == "constraints-site.txt" else project["dependencies"]
-    groups = [own, *(project["optional-dependencies"][extra] for extra in extras)]
+    groups = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
     wanted = [text for group in groups for text in group]
     pins = writer.pins(name)
     assert ("vllm" in pins) == ("vllm" in extras)
@@ -84,7 +81,7 @@ def test_pins_meet_every_requirement(writer, repository, name, extras):
 
 @pytest.mark.parametrize(
     ("pins", "name"),
-    [(f"constraints{kind}.txt", f"requirements{kind}.txt") for kind in ("", "-vllm", "-site")],
+    [(f"constraints{kind}.txt", f"requirements{kind}.txt") for kind in ("", "-vllm")],
 )
 def test_what_is_installed_are_the_pins_each_with_hashes(writer, repository, pins, name):
     text = (repository / "envs" / name).read_text()

@@ -50,7 +50,7 @@ def test_it_counts_the_rules(readme, repository):
     table = reference.split("\n## Trust regions\n")[1].split("\n## ")[0]
     rules = re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)
     assert "troll" in rules and f"{len(rules) - 1} other rules" in readme
-    plans = [json.loads(path.read_text()) for path in repository.glob("results/*/plan.json")]
+    plans = [json.loads(path.read_text()) for path in repository.glob("results/released/*/plan.json")]
     run = {entry["rule"] for plan in plans for entry in plan["expected"]}
     assert run <= {*rules} and f"{len(run)} of the {len(rules)} have\nresults so far" in readme
 
@@ -88,14 +88,14 @@ def test_the_findings_count_as_many_claims_as_the_front_page(readme, repository)
 
 
 def test_the_generated_blocks_are_those_of_the_tracked_table(repository, troll):
-    root = repository / "results/testbed"
+    root = repository / "results/released/testbed"
     names = (
         *("README.md", "docs/findings.md", "docs/leaderboard.md", "docs/results.md"),
-        "results/README.md",
+        "results/released/README.md",
     )
     pages = [repository / name for name in names]
-    arguments = ["--check", *pages, "--results", root, "--board", repository / "results/leaderboard"]
-    listed = ["git", "ls-files", "results/*/plan.json"]  # not what somebody has run here
+    arguments = ["--check", *pages, "--results", root, "--board", repository / "results/released/leaderboard"]
+    listed = ["git", "ls-files", "results/released/*/plan.json"]
     tracked = subprocess.run(listed, cwd=repository, capture_output=True, text=True, check=True).stdout
     others = [(repository / path).parent for path in tracked.splitlines()]
     arguments += [f"--also={path}" for path in others if path != root]

@@ -97,7 +97,7 @@ def test_commands_need_nothing_but_the_package(installed, repository):
 def test_the_page_has_its_captions_claims_and_published_numbers(installed, repository):
     results = installed.directory / "testbed"
     shutil.copytree(
-        repository / "results/testbed",
+        repository / "results/released/testbed",
         results,
         ignore=shutil.ignore_patterns("runs", "base", "data", "logs", "figures", "page.html"),
     )

@@ -13,10 +13,10 @@ import pandas as pd
 import pytest
 import synthetic
 
-from troll.analysis.data.archive import Held, append_run, held, part_of, take
+from troll.analysis.data.archive import TAKEN, Held, append_run, held, part_of, take
 from troll.analysis.data.results import read_results
 from troll.analysis.data.runs import read_directories
-from troll.analysis.data.tidy import Tidy, part_path, parts, read_tidy
+from troll.analysis.data.tidy import Tidy, part_path, parts, read_part, read_tidy
 from troll.common import numerics
 from troll.common.errors import UserError
 
@@ -195,6 +195,34 @@ def test_finished_directories_that_the_tables_lack_are_appended(
     monkeypatch.setattr(numerics, "CHANGES", (*numerics.CHANGES, numerics.Change(99, "one", ("clip",))))
     with pytest.raises(UserError, match=rf"tidy: has no run {CLIP[0]} as it is planned"):
         take(tmp_path, keys, {})
+
+
+def test_released_rows_are_copied_where_nothing_was_made_here(made: dict[str, Path], tmp_path: Path) -> None:
+    released, results = tmp_path / "released", tmp_path / "here"
+    append(made, released, *CLIP, *TROLL, BASE)
+    before = contents(released)
+    append(made, results, CLIP[0])
+    keys = {name: key(name) for name in (CLIP[0], CLIP[1], BASE)}
+    tidy = take(results, keys, {}, released)
+    pd.testing.assert_frame_equal(
+        tidy.runs.astype(str), expected(made, CLIP[0], CLIP[1], BASE).runs.astype(str)
+    )
+    assert set(held(results)) == {CLIP[0]}, "what is copied does not count as made here"
+    # A group copies its own runs and leaves those of the others.
+    take(results, {TROLL[0]: key(TROLL[0])}, {}, released)
+    assert set(read_tidy(results).runs["run_id"]) == {CLIP[0], CLIP[1], BASE, TROLL[0]}
+    # A run that is made here, or must be, replaces its copy.
+    append(made, results, CLIP[1])
+    assert set(read_tidy(results).runs["run_id"]) == {CLIP[0], CLIP[1], BASE, TROLL[0]}
+    take(results, keys, {BASE: made[BASE]})
+    assert set(held(results)) == {CLIP[0], CLIP[1], BASE}
+    assert set(read_part(part_path(results, TAKEN))["run_id"]) == {TROLL[0]}
+    with pytest.raises(UserError, match=f"has no run {TROLL[0]} as it is planned"):
+        take(results, {TROLL[0]: key(TROLL[0])}, {})
+    # Released rows under another key are other runs.
+    with pytest.raises(UserError, match=f"has no run {TROLL[0]} as it is planned"):
+        take(results, {TROLL[0]: "another"}, {}, released)
+    assert contents(released) == before
 
 
 def test_what_is_neither_in_the_tables_nor_finished_here_is_refused_in_one_line(

@@ -14,7 +14,7 @@ from troll.analysis.figures.forest import averages, forest_figure, forest_lines
 from troll.analysis.registry import entries
 from troll.analysis.tables.comparisons import comparison_family
 
-ROOT = Path(__file__).parents[2] / "results"
+ROOT = Path(__file__).parents[2] / "results/released"
 RELEASED = [ROOT / name for name in ("testbed", "testbed-ablations", "testbed-estimators")]
 
 

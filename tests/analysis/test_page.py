@@ -218,7 +218,8 @@ def test_the_list_of_results_asks_answers_and_says_how_to_make_them(tmp_path: Pa
     text = index(tmp_path, {"mine": known, "testbed": known})
     lines = [line for line in text.splitlines() if line.startswith("| [")]
     assert lines == [
-        "| [Does TROLL help when rollouts are stale?](testbed/README.md) |  | 2 (2 seeds) | `make results` |",
+        "| [Does TROLL help when rollouts are stale?](testbed/README.md) |  | 2 (2 seeds) "
+        "| `make results SEEDS=0,1,2,3,4` |",
         "| [Can the graders be trusted?](graders/audit.md) | **No**: the audit failed |  | `make audit` |",
         "| [Mine](mine/README.md) | `mine` | 2 (2 seeds) |  |",
     ]

@@ -122,7 +122,7 @@ def test_a_rule_that_is_there_twice_is_named(tmp_path):
         read_protocol(path)
 
 
-@pytest.mark.parametrize("path", [*CONFIGURED, "results/leaderboard/protocol.yaml"])
+@pytest.mark.parametrize("path", [*CONFIGURED, "results/released/leaderboard/protocol.yaml"])
 def test_the_released_protocol_is_right(repository, path):
     assert checked_protocol(repository / path).rules
 
@@ -168,7 +168,7 @@ def test_nobody_has_seen_the_seeds_of_the_duel(repository):
         if path.stem != "duel" and isinstance(known, dict):
             assert not fresh & {*known.get("seeds", []), *known.get("tuning_seeds", [])}, path
     seen = 0
-    for directory in (repository / "results").glob("*/tidy"):
+    for directory in (repository / "results/released").glob("*/tidy"):
         if not directory.parent.name.startswith("duel-"):
             for path in parts(directory.parent).values():
                 seeds = set(read_part(path, ["seed"])["seed"].dropna())

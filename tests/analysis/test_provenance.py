@@ -198,6 +198,6 @@ def test_a_run_from_source_in_no_commit_is_not_released_and_refused_in_one_line(
 def test_the_readme_tells_where_runs_come_from(runs: pd.DataFrame) -> None:
     (line,) = provenance(made(runs, {"a": COMMIT, "b": f"{COMMIT}-dirty", "c": ""}))
     assert line.startswith(
-        "- `results/testbed`: 3 runs: 1 at no known commit, 1 at commit `0123456` and 1 at commit `0123456` "
-        "(with changes that were not committed); "
+        "- `results/released/testbed`: 3 runs: 1 at no known commit, 1 at commit `0123456` and 1 at commit "
+        "`0123456` (with changes that were not committed); "
     )

@@ -458,7 +458,7 @@ def test_looks_that_are_none_are_refused(tmp_path, change, message):
 
 def test_rules_of_two_protocols_never_stand_in_one_table(tmp_path, repository, protocols):
     ranked, first = protocols
-    board, path = repository / "results/leaderboard", repository / "workflow/config/ranking.yaml"
+    board, path = repository / "results/released/leaderboard", repository / "workflow/config/ranking.yaml"
     with pytest.raises(
         UserError, match=r"leaderboard: its rules were tuned and compared by another protocol"
     ):

@@ -248,7 +248,7 @@ def test_the_first_table_has_what_was_run_and_says_where_the_method_itself_falls
     lines = front(judged, tmp_path).splitlines()
     stale, language = lines[2:4]
     assert "Stale rollouts" in stale and "| **yes**, in every setting |" in stale
-    assert "nats on average over 8 settings" in stale and "`make results`" in stale
+    assert "nats on average over 8 settings" in stale and "`make results SEEDS=0,1,2,3,4`" in stale
     assert "135M" in language and "**the contrary holds: below by " in language
     assert lines[4] == "" and lines[5].startswith("Of 3 claims with runs: 2 supported everywhere, 1 where")
     fallen = replace(judged[1], below_base=tuple(True for _ in judged[1].decision.settings))

@@ -21,8 +21,10 @@ from troll.analysis.statistics import seed_interval
 
 ROOT = Path(__file__).parents[2]
 CLAIMS = ROOT / "workflow/config/benchmark-claims.yaml"
-EVERY = sorted(path.parent for path in ROOT.glob("results/*/plan.json"))
-RELEASES = [ROOT / "results" / name for name in ("testbed", "testbed-ablations", "testbed-estimators")]
+EVERY = sorted(path.parent for path in ROOT.glob("results/released/*/plan.json"))
+RELEASES = [
+    ROOT / "results/released" / name for name in ("testbed", "testbed-ablations", "testbed-estimators")
+]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,7 @@ def test_released_tables_and_verdicts_are_those_of_the_present_code(
 def test_the_released_board_is_that_of_its_runs(
     troll: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    result = troll("release", "check", "results/leaderboard", cwd=ROOT)
+    result = troll("release", "check", "results/released/leaderboard", cwd=ROOT)
     assert result.returncode == 0, result.stderr
     assert "are what the released data give" in result.stderr + result.stdout
 
@@ -101,7 +103,7 @@ SPARSE = ("benchmark-16-tokens-suffice", "benchmark-constant-tail-suffices")
 @pytest.mark.slow
 def test_other_readings_of_sparsity_are_those_that_are_told() -> None:
     """As if settings shared no runs, in the claims' histories; and seed by seed, in the findings."""
-    directory = ROOT / "results/benchmark-sparsity"
+    directory = ROOT / "results/released/benchmark-sparsity"
     given = read_results(directory)
     claims = [one for one in read_claims([CLAIMS]) if one.id in SPARSE]
     first, second = (one.decision.settings for one in judge(claims, given.runs, given.items))
@@ -138,7 +140,7 @@ def test_other_readings_of_equal_divergence_are_those_that_are_told(
         return {cell: value for cell, value in found.items() if value > 0}
 
     monkeypatch.setattr("troll.analysis.claims.verdicts.late_divergences", late)
-    given = read_results(ROOT / "results/benchmark-divergence")
+    given = read_results(ROOT / "results/released/benchmark-divergence")
     judged = judge([one for one in read_claims([CLAIMS]) if one.at_equal_kl], given.runs, given.items)
     assert tuple(one.verdict for one in judged) == verdicts
     pooled = judged[0].decision.pooled

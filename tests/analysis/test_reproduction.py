@@ -13,11 +13,12 @@ import synthetic
 from typer.testing import CliRunner
 
 from troll.analysis.data.replication import replication_of
-from troll.analysis.data.reproduction import compare_runs, describe, equality, released
+from troll.analysis.data.reproduction import compare_runs, describe, equality, read_released
 from troll.analysis.data.runs import write_whole
 from troll.analysis.data.tidy import Tidy, read_tidy
 from troll.cli.app import app
 from troll.common.errors import UserError
+from troll.experiment.directories import released_directory
 
 RUN = "tiny/chains/troll/grpo/stale/seed1"
 
@@ -152,14 +153,31 @@ def test_nothing_in_common_is_said(known):
     assert said(known, elsewhere) == "0 runs in both, of 5 here and 5 in the reference"
 
 
-def test_git_knows_what_was_there_before(directory, tmp_path):
-    place = tmp_path / "a checkout/results/testbed"
-    shutil.copytree(directory / "tidy", place / "tidy")
+@pytest.mark.parametrize("layout", ["results/released/testbed", "results/testbed"])
+def test_the_release_of_a_commit_is_read_from_git(directory, tmp_path, layout):
+    checkout = tmp_path / "a checkout"
+    place = checkout / "results/testbed"
+    shutil.copytree(directory / "tidy", checkout / layout / "tidy")
+    before = read_tidy(checkout / layout)
     with pytest.raises(UserError, match=r"not in git at HEAD .*name a directory: --reference"):
-        released(place)
-    git = ["git", "-C", str(tmp_path / "a checkout"), "-c", "user.name=n", "-c", "user.email=e"]
+        read_released(place, "HEAD")
+    git = ["git", "-C", str(checkout), "-c", "user.name=n", "-c", "user.email=e"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "release"]):
         subprocess.run([*git, *command], check=True, capture_output=True)
+    shutil.rmtree(checkout / layout)
+    with pytest.raises(UserError, match=r"released/testbed/tidy: no such release; name other results"):
+        read_released(place)
+    found = read_released(place, "HEAD")
+    pd.testing.assert_frame_equal(found.runs, before.runs)
+    pd.testing.assert_frame_equal(found.items, before.items)
+    with pytest.raises(UserError, match="not in git at nowhere"):
+        read_released(place, "nowhere")
+
+
+def test_results_are_compared_with_their_release(directory, tmp_path):
+    place = tmp_path / "a checkout/results/testbed"
+    for root in (place, released_directory(place)):
+        shutil.copytree(directory / "tidy", root / "tidy")
     before = read_tidy(place)
     assert replication_of(place) == [], "the released runs themselves"
     again = change(before, "loss", lambda values: values + 1)
@@ -167,9 +185,8 @@ def test_git_knows_what_was_there_before(directory, tmp_path):
     assert replication_of(place) == [], "runs that took as long to the last bit are the released ones"
     again.runs["value"] *= np.where(again.runs["metric"] == "wall_s", 1.1, 1.0)
     write_whole(again, place)
-    pd.testing.assert_frame_equal(released(place).runs, before.runs)
-    pd.testing.assert_frame_equal(released(place).items, before.items)
-    assert replication_of(directory) == [], "not in git"
+    pd.testing.assert_frame_equal(read_released(place).runs, before.runs)
+    assert replication_of(directory) == [], "it has no release"
     run = CliRunner().invoke
     equal, replicated = replication_of(place)
     assert equal == "3 of 4 runs equal the release to the last bit"
@@ -197,5 +214,3 @@ def test_git_knows_what_was_there_before(directory, tmp_path):
     assert "4 of 5 equal the reference" in different.output
     other = run(app, ["compare", str(place), "--reference", str(place), "--exact"])
     assert other.exit_code == 0 and "5 of 5 equal the reference" in other.output
-    with pytest.raises(UserError, match="not in git at nowhere"):
-        released(place, "nowhere")

@@ -98,7 +98,6 @@ def test_what_is_not_there_is_a_line(command, tmp_path, monkeypatch):
             ["job", "append", "no", "--results", "o", "--key", "k"],
             "no/manifest.json: missing; only finished runs",
         ),
-        (["release", "site", "--root", "no", "--out", "o"], "no: the files that git tracks cannot be listed"),
         (["job", "table", "main", "--results", "no", "--out", "o/t"], "no/tidy: no tables (*.parquet) there"),
         (["check"], "check: name an experiment file, or a trust region: --rule my_rules.py:soft_wall"),
         (["check", "--rule", "trol"], "'trol'"),

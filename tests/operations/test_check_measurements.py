@@ -16,14 +16,16 @@ MEASURED = ("cost", "approximation/zipf")
 
 @pytest.fixture
 def graders(repository: Path, tmp_path: Path) -> Path:
-    shutil.copytree(repository / "results/graders", tmp_path / "graders")
+    shutil.copytree(repository / "results/released/graders", tmp_path / "graders")
     return tmp_path / "graders"
 
 
 @pytest.fixture
 def measured(repository: Path, tmp_path: Path) -> Path:
     for name in MEASURED:
-        shutil.copytree(repository / "results/testbed-ablations" / name, tmp_path / "measured" / name)
+        shutil.copytree(
+            repository / "results/released/testbed-ablations" / name, tmp_path / "measured" / name
+        )
     return tmp_path / "measured"
 
 
@@ -154,6 +156,8 @@ def test_the_page_of_a_gpu_says_what_was_measured_met_failed_and_left_out(tmp_pa
 
 
 def test_the_released_page_of_a_gpu_is_that_of_its_measurements(repository):
-    if not (repository / "results/gpu/gpu_check.json").exists():
+    if not (repository / "results/released/gpu/gpu_check.json").exists():
         pytest.skip("no measurement is released")
-    assert check_measurements(repository / "results/gpu") == [repository / "results/gpu/README.md"]
+    assert check_measurements(repository / "results/released/gpu") == [
+        repository / "results/released/gpu/README.md"
+    ]

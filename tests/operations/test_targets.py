@@ -90,6 +90,9 @@ def test_what_the_tables_hold_is_not_made_again_unless_it_was_appended_here(targ
     assert found.files_of(found.runs) == [f"{ROOT}/{place}/appended" for place in here]
     assert Path(found.collected) in found.stale_marks and path not in found.stale_marks
     assert found.collect_options({}) == ["--archive results/reduced"]
+    Path("results/released/reduced").mkdir(parents=True)
+    assert "--released results/released/reduced" in found.collect_options({})
+    assert targets(archive=True, repeat=True).collect_options({}) == ["--archive results/reduced"]
 
 
 def test_groups_have_their_own_runs_and_say_where_none_can_be_made(targets):

@@ -88,11 +88,12 @@ def few(repository, tmp_path_factory, finished):
 
 @pytest.fixture
 def clone(few, tmp_path):
-    """A clone: tables, made with an earlier version of the numbers, and nothing else."""
+    """A clone: released tables, made with an earlier version of the numbers, and nothing else."""
     directory = tmp_path / "clone"
     directory.mkdir()
     for name, key in few(directory, tmp_path, EARLIER).items():
-        append_run(tmp_path / (name if name == BASE else f"runs/{name}"), directory / "results/reduced", key)
+        place = tmp_path / (name if name == BASE else f"runs/{name}")
+        append_run(place, directory / "results/released/reduced", key)
     return directory
 
 
@@ -119,6 +120,9 @@ def test_what_the_tables_of_a_clone_hold_is_not_made_again_unless_its_numbers_ha
     said = make(clone, "-n", "-p")
     assert counted(said) == {"collect": 1, **one, **bases}
     assert f"append results/reduced/runs/{SOFT} " in said and f"results/reduced/runs/{CLIP}" not in said
+    assert said.count("1 of 2 runs are taken from results/released/reduced; to make them again, ") == 1
+    repeated = make(clone, "-n", "--config", "repeat=true")
+    assert counted(repeated)["train"] == 2 and "runs are taken" not in repeated
     assert planned(clone, "--config", "seeds=[0,1]")["train"] == 3
     # Weights and samples, which difficulty is measured from, stand in no table.
     assert planned(clone, target="difficulty")["base_model"] == 1
@@ -207,10 +211,10 @@ def test_an_old_directory_of_which_snakemake_remembers_nothing_is_not_taken(few,
 
 
 def test_a_damaged_table_is_a_line_with_the_remedy(clone):
-    path = part_path(clone / "results/reduced", "clip")
+    path = part_path(clone / "results/released/reduced", "clip")
     whole = path.read_bytes()
     path.write_bytes(whole[:-9])
-    said = r"results/reduced/tidy/clip\.parquet: damaged.*; restore it \(git checkout\), or remove it"
+    said = r"results/released/reduced/tidy/clip\.parquet: damaged.*; restore it \(git checkout\), or remove"
     result = snakemake(clone)
     assert result.returncode == 1 and re.fullmatch(f"error: {said}.*\n", result.stderr), result.stderr
     # What says which runs are there is whole, and their numbers are not.

@@ -35,7 +35,7 @@ def test_base_model_and_run_equal_the_release(repository, tmp_path, experiment, 
     available, reason = sandbox_available()
     if task == "functions" and not available:
         pytest.skip(f"the task functions is judged in the sandbox: {reason}")
-    released = read_tidy(repository / "results" / experiment)
+    released = read_tidy(repository / "results/released" / experiment)
     row = released.runs[released.runs["run_id"] == run].iloc[0]
     there, here = json.loads(row["hardware"]), hardware()
     for name in ("vendor", "capability"):

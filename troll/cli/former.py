@@ -43,7 +43,6 @@ FORMER = {
     "readme": "troll release readme",
     "check-results": "troll release check",
     "comparisons": "troll release comparisons",
-    "site": "troll release site",
     "coverage": "python workflow/benchmarks/measure.py coverage",
 }
 """Current names by former ones."""

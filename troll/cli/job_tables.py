@@ -22,6 +22,9 @@ def collect(
     archive: Annotated[
         Path | None, typer.Option(help="results/<experiment> with tables of finished runs")
     ] = None,
+    released: Annotated[
+        Path | None, typer.Option(help="results/released/<experiment> with runs that need not be made again")
+    ] = None,
     ledger: Ledger = None,
     allow_mixed: Annotated[
         bool, typer.Option(help="accept runs with different environments or data, and mark their rows")
@@ -41,7 +44,9 @@ def collect(
     from troll.operations.collect import collect as gather
 
     planned = read_settings(plan, Plan) if plan else Plan()
-    count = gather(directories or (), out, planned, archive, ledger or (), allow_mixed=allow_mixed)
+    count = gather(
+        directories or (), out, planned, archive, ledger or (), released=released, allow_mixed=allow_mixed
+    )
     typer.echo(f"{out / TIDY}: {count} runs and base models", err=True)
 
 

@@ -55,6 +55,9 @@ def run(
         str | None, typer.Option(help="start no further seeds after so many minutes; default: the file's")
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="seeds instead of the file's: 0,1,2")] = None,
+    repeat: Annotated[
+        bool, typer.Option("--repeat", help="also make the runs again that results/released has")
+    ] = False,
 ) -> None:
     """Run an experiment: models, training, evaluation, tables, page.
 
@@ -75,6 +78,7 @@ def run(
         cores=cores,
         minutes=minutes,
         seeds=None if seeds is None else seed_list(seeds),
+        repeat=repeat,
         options=options,
     )
 
@@ -254,8 +258,12 @@ def status(
 @app.command()
 def compare(
     results: Annotated[Path, typer.Argument(help="directory of your results")],
-    reference: Annotated[Path | None, typer.Option(help="directory of other results; default: git's")] = None,
-    revision: Annotated[str, typer.Option(help="commit or tag of the reference results in git")] = "HEAD",
+    reference: Annotated[
+        Path | None, typer.Option(help="directory of other results; default: those in results/released")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="commit or tag of whose release the results are compared with")
+    ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="list every run that differs; fail if any")] = False,
 ) -> None:
     """Check whether your runs replicate the released ones.
@@ -266,11 +274,11 @@ def compare(
     Example: troll compare results/testbed
     """
     from troll.analysis.data.replication import describe_replication, predictions, replicates
-    from troll.analysis.data.reproduction import compare_runs, describe, released
+    from troll.analysis.data.reproduction import compare_runs, describe, read_released
     from troll.analysis.data.tidy import read_tidy
 
     ours = read_tidy(results)
-    theirs = read_tidy(reference) if reference else released(results, revision)
+    theirs = read_tidy(reference) if reference else read_released(results, revision)
     compared, predicted = compare_runs(ours, theirs), predictions(ours.runs, theirs.runs)
     lines = describe_replication(predicted)
     lines += describe(compared, *(tidy.runs["run_id"].nunique() for tidy in (ours, theirs)), every=exact)
@@ -296,6 +304,9 @@ def rank(
     rule: Annotated[
         list[str] | None, typer.Option(help="a rule of PROTOCOL; may be repeated; default: all")
     ] = None,
+    repeat: Annotated[
+        bool, typer.Option("--repeat", help="also make the runs of PROTOCOL again that results/released has")
+    ] = False,
     cores: Cores = 0,
 ) -> None:
     """Rank your own trust region, or run a whole protocol.
@@ -304,7 +315,8 @@ def rank(
     try settings), and fresh seeds with the best settings. PROTOCOL runs all trials of its rules and the fresh
     seeds, and makes the board (the table of results).
 
-    You can interrupt it at any time: the same command resumes, and no run is repeated. The board is in
+    You can interrupt it at any time: the same command resumes, and no run is repeated. Runs that
+    results/released has are taken from there, unless you add --repeat. The board is in
     results/ranking-NAME for a rule, and in results/NAME for a protocol.
 
     Example: troll rank my_rules.py:soft_wall --space coefficient=0.1,1,10
@@ -314,10 +326,11 @@ def rank(
             raise UserError(f"rank: {what} is a protocol; --space, --protocol and --board go with a rule")
         from troll.operations.leaderboard import run_protocol
 
-        lines = run_protocol(Path(what), rule or (), cores)
+        lines = run_protocol(Path(what), rule or (), cores, repeat=repeat)
     else:
-        if rule:
-            raise UserError("rank: --rule chooses rules of a protocol; give one: troll rank PROTOCOL.yaml")
+        if rule or repeat:
+            option = "--rule chooses rules" if rule else "--repeat makes the runs again"
+            raise UserError(f"rank: {option} of a protocol; give one: troll rank PROTOCOL.yaml")
         from troll.operations.rank import PROTOCOL
         from troll.operations.rank import rank as rank_rule
 

@@ -1,4 +1,4 @@
-"""Commands for releases: generated pages, checks of released results, the site, steps of a leaderboard."""
+"""Commands for releases: generated pages, checks of released results, steps of a leaderboard."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,6 @@ import typer
 
 from troll.cli.options import Formats, Ledger, ProtocolFile, Results
 from troll.common.errors import UserError
-from troll.common.progress import say
 
 app = typer.Typer(no_args_is_help=True, help="Commands for releases, for maintainers.")
 
@@ -19,7 +18,7 @@ def readme(
     ledger: Ledger = None,
     also: Annotated[list[Path] | None, typer.Option(help="further released results with verdicts")] = None,
     board: Annotated[Path, typer.Option(help="directory of the leaderboard, if there is one")] = Path(
-        "results/leaderboard"
+        "results/released/leaderboard"
     ),
     check_only: Annotated[
         bool, typer.Option("--check", help="change nothing; fail if a page is out of date")
@@ -53,7 +52,7 @@ def check_results(
     errors and the graders' audit from their measurements. A difference is an error, or is written with
     --write.
 
-    Example: troll release check results/testbed
+    Example: troll release check results/released/testbed
     """
     from troll.analysis.claims.packaged import claim_files
     from troll.analysis.data.provenance import check_clean
@@ -73,6 +72,23 @@ def check_results(
 
 
 @app.command()
+def adopt(
+    name: Annotated[str, typer.Argument(help="a directory in results/, such as testbed")],
+) -> None:
+    """Replace the release of an experiment or a board by the local results.
+
+    Copies tables, figures, verdicts and tidy rows from results/NAME to results/released/NAME, after making
+    them again and comparing. Refused if the source has uncommitted changes. Of an unfinished experiment with
+    `archive: true`, only the rows of finished runs are copied.
+
+    Example: troll release adopt testbed
+    """
+    from troll.operations.adopt import adopt as copy_to_release
+
+    typer.echo(copy_to_release(name))
+
+
+@app.command()
 def comparisons(
     results: Annotated[
         list[Path], typer.Argument(help="directories of results, as one family of comparisons")
@@ -84,7 +100,7 @@ def comparisons(
 
     Each is listed once, with p-values corrected for the number of comparisons.
 
-    Example: troll release comparisons results/testbed results/testbed-estimators \
+    Example: troll release comparisons results/released/testbed* \
     --out statistics
     """
     from troll.analysis.data.results import read_tables
@@ -99,34 +115,6 @@ def comparisons(
     write_figure(forest_figure(*tables), out / "forest", formats or ("png",))
     write_text(out / "comparisons.csv", frame.to_csv(index=False, lineterminator="\n"))
     write_text(out / "comparisons.md", to_markdown(frame))
-
-
-@app.command()
-def site(
-    out: Annotated[Path, typer.Option(help="directory of the site")] = Path("build/site"),
-    root: Annotated[Path, typer.Option(help="checkout of the repository")] = Path(),
-    repository: Annotated[
-        str | None, typer.Option(help="web address of the repository, for links to files outside the site")
-    ] = None,
-    revision: Annotated[str, typer.Option(help="branch, tag or commit of these links")] = "main",
-    address: Annotated[str | None, typer.Option(help="web address where the site will be")] = None,
-) -> None:
-    """Write the pages of the site, which `make site` then builds.
-
-    They are the Markdown that git tracks (README.md, docs/, results/), with figures and sortable tables.
-
-    Example: troll release site --out build/site
-    """
-    from troll.analysis.site.build import write_site
-
-    pages = write_site(
-        root,
-        out,
-        repository=repository.rstrip("/") if repository else None,
-        revision=revision,
-        address=address,
-    )
-    say(f"{out}: {len(pages)} pages")
 
 
 @app.command()

@@ -127,7 +127,13 @@ class Experiment(StrictModel):
     )
     archive: bool = Field(
         False,
-        description="keep finished runs as rows of `results/<experiment>/tidy`, which are not repeated",
+        description="keep finished runs as rows of `results/<experiment>/tidy`; these and the rows of "
+        "`results/released/<experiment>/tidy` are not made again",
+    )
+    repeat: bool = Field(
+        False,
+        description="also make the runs again that are in `results/released/<experiment>`; usually set by "
+        "`make results REPEAT=1` or `troll run --repeat`",
     )
     not_finite: Literal["stop", "zero"] = Field(
         "stop",

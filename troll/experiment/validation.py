@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from troll.common.errors import UserError, unknown
 from troll.common.explain import explain
+from troll.experiment.directories import RELEASED
 from troll.experiment.experiment import BASE, Experiment, Run, merged
 from troll.experiment.model_settings import ModelSettings
 from troll.experiment.recipes import missing_parts
@@ -94,10 +95,11 @@ def _name_problems(experiment: Experiment) -> Iterator[str]:
     names = [("experiment", experiment.experiment)]
     names += [(section, name) for section in sections for name in getattr(experiment, section)]
     for where, name in names:
-        if not _NAME.fullmatch(name) or len(name) > LONGEST or name == BASE:
+        reserved = RELEASED if where == "experiment" and name == RELEASED else BASE
+        if not _NAME.fullmatch(name) or len(name) > LONGEST or name == reserved:
             yield (
                 f"{where}: name {_cut(name)}: must start with a letter or digit, have only letters, digits, "
-                f"dots, dashes and underscores, at most {LONGEST}, and not be {BASE!r}"
+                f"dots, dashes and underscores, at most {LONGEST}, and not be {reserved!r}"
             )
     for number, block in enumerate(experiment.matrix):
         if block.group is None:

@@ -16,12 +16,14 @@ def collect(
     archive: Path | None,
     ledger: Sequence[str],
     *,
+    released: Path | None = None,
     allow_mixed: bool = False,
 ) -> int:
     """Writes the tidy tables and, if ``planned`` lists runs, the plan; returns the number of runs.
 
-    ``archive`` is results/<experiment>, with tables of finished runs; ``ledger`` are the claims files that
-    the experiment names. ``allow_mixed`` admits runs made in a different environment or from other data.
+    ``archive`` is results/<experiment>, with tables of finished runs; ``released`` is its release, whose runs
+    need not be made again. ``ledger`` are the claims files that the experiment names. ``allow_mixed`` admits
+    runs made in a different environment or from other data.
     """
     trained = {path: (path / "run.yaml").exists() for path in places}
     runs, bases = ([path for path in places if trained[path] == wanted] for wanted in (True, False))
@@ -29,7 +31,7 @@ def collect(
         tidy = tables.read_directories(runs, bases, keys=planned.keys)
     else:
         names = {"/".join(path.parts[-6:] if trained[path] else path.parts[-3:]): path for path in places}
-        tidy = archived.take(archive, planned.keys, names)
+        tidy = archived.take(archive, planned.keys, names, released)
     tidy = tables.checked(tidy, by_place=archive is not None, allow_mixed=allow_mixed)
     if archive != out:
         tables.write_whole(tidy, out)

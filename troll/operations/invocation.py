@@ -161,6 +161,12 @@ def begin(workflow: Any, config: Mapping[str, Any]) -> Invocation:
         targets = Targets(experiment, skipped)
         if not targets.runs:
             raise UserError(f"{source}: none of its tasks can be run on this machine")
+        if workflow.is_main_process and (taken := len(targets.taken)):
+            print(
+                f"{taken} of {len(targets.runs)} runs are taken from {targets.released}; to make them again, "
+                "`make results ... REPEAT=1`, `troll run ... --repeat` or `snakemake ... -C repeat=true`",
+                file=sys.stderr,
+            )
         if targets.budgeted and workflow.is_main_process:
             from troll.experiment.budget import budget_lines
 

@@ -8,7 +8,7 @@ import pandas as pd
 import yaml
 
 from troll.analysis.data.results import read_results
-from troll.analysis.data.tidy import read_tidy
+from troll.analysis.data.tidy import TIDY, read_tidy
 from troll.analysis.leaderboard import figures, inputs
 from troll.analysis.leaderboard.board import board_table
 from troll.analysis.leaderboard.contrasts import contrasts_table, lacking, sentence
@@ -29,21 +29,27 @@ from troll.common.errors import UserError
 from troll.common.files import write_text
 from troll.common.processor import available_cores
 from troll.common.progress import say
+from troll.experiment.directories import RESULTS, results_directory
 from troll.experiment.files import parse_experiment
 from troll.operations import workflow
 from troll.operations.protocol_checks import check_tuned_in, checked_protocol
 
 
-def run_protocol(protocol: Path, rules: Sequence[str] = (), cores: int = 0) -> list[str]:
+def run_protocol(
+    protocol: Path, rules: Sequence[str] = (), cores: int = 0, *, repeat: bool = False
+) -> list[str]:
     """Runs all rounds of trials and the fresh seeds, makes the board; returns its first contrast in words.
 
-    Runs that are finished or in the tables are not repeated. Writes results/NAME-trials, results/NAME-round-N
-    if the protocol has rounds, results/NAME-TASK, and the board in results/NAME.
+    Runs that are finished here are not repeated, and neither, without ``repeat``, are those in the tables in
+    results/released. Writes results/NAME-trials, results/NAME-round-N if the protocol has rounds,
+    results/NAME-TASK, and the board in results/NAME.
     """
     workflow.in_checkout("rank")
     whole = checked_protocol(protocol)
     known = among(whole, rules or whole.rules)
-    out, count = Path("results", known.name), cores or available_cores()
+    if repeat:
+        known = known.model_copy(update={"experiment": known.experiment | {"repeat": True}})
+    out, count = RESULTS / known.name, cores or available_cores()
     files = out / "experiments"
     tried = run_rounds(known, files, count, protocol)
     best = inputs.choose(inputs.trial_scores(read_rounds(tried, known), known), known)
@@ -104,7 +110,10 @@ def run_rounds(
     known: Protocol, files: Path, cores: int, protocol: Path, only: str | None = None
 ) -> list[Path]:
     """Runs all tuning rounds in order and returns the directories of their results."""
-    done = [Path(known.tuned_in)] if known.tuned_in and only is None else []
+    done = []
+    if known.tuned_in and only is None:
+        tuned_in = Path(known.tuned_in)
+        done.append(results_directory(tuned_in.name, TIDY, tuned_in.parent))
     while len(done) <= len(known.rounds):
         done.append(run_experiment(next_round(known, done, only), files, cores, protocol))
     return done
@@ -121,7 +130,7 @@ def run_fresh(
     """Runs the fresh seeds, look by look if the protocol ranks rules; returns the directories of the results.
 
     With ``only``, the user's own rule, just that rule is run, in separate experiments, and compared with the
-    baseline in ``results/<name>-<task>``.
+    baseline in ``results/<name>-<task>`` or its release.
     """
     counts = seeds_of_rules(known, [])
     while True:
@@ -132,7 +141,7 @@ def run_fresh(
         if only is None:
             finals = [read_results(path) for path in done]
         else:
-            pairs = read_finals(Path("results"), known, only, list(known.experiment["tasks"]))
+            pairs = read_finals(RESULTS, known, only, list(known.experiment["tasks"]))
             finals = [beside(*pair, only) for pair in pairs.values()]
         before, counts = counts, seeds_of_rules(known, finals)
         more = [name for name in known.rules if counts[name] > before[name] and only in (None, name)]
@@ -205,7 +214,7 @@ def run_experiment(experiment: dict[str, Any], directory: Path, cores: int, prot
     ended = workflow.run_workflow(path, ["all"], log, cores=cores)
     if ended.status:
         raise UserError(f"{log}: the workflow ended with status {ended.status}: {ended.last}")
-    return Path("results", experiment["experiment"])
+    return RESULTS / str(experiment["experiment"])
 
 
 def write_experiments(files: Mapping[Path, dict[str, Any]], protocol: Path) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from troll.analysis.registry import Entry, Kind, When, crossed, requested, stems, variants_of
 from troll.experiment.base_seeds import kind_name
+from troll.experiment.directories import released_directory
 from troll.experiment.experiment import Experiment, Run
 from troll.experiment.keys import planned_keys
 
@@ -51,15 +52,21 @@ def rule_of(experiment: Experiment, run: Run) -> str:
 def made(experiment: Experiment, results: Path, skipped: Collection[str] = ()) -> "dict[str, Held]":
     """Returns the planned runs and base models that are already in the experiment's tables, by run id.
 
-    Empty if the experiment does not keep an archive: its tables may be a release, and all runs are made.
+    Those appended here win over those of the release, which do not count if the experiment is to be repeated.
+    Empty if the experiment does not keep an archive: all runs are made.
     """
     if not experiment.archive:
         return {}
     from troll.analysis.data.archive import held
 
-    rows = held(results)
-    keys = planned_keys(experiment, experiment.runs(), skipped) if rows else {}
-    return {name: rows[name] for name, key in keys.items() if name in rows and rows[name].counts_as(key)}
+    tables = [held(results)] if experiment.repeat else [held(released_directory(results)), held(results)]
+    keys = planned_keys(experiment, experiment.runs(), skipped) if any(tables) else {}
+    return {
+        name: rows[name]
+        for rows in tables
+        for name, key in keys.items()
+        if name in rows and rows[name].counts_as(key)
+    }
 
 
 def _varies_both(experiment: Experiment, runs: Iterable[Run]) -> bool:

@@ -58,11 +58,7 @@ class Part:
 
     @property
     def mark(self) -> list[str]:
-        """Mark file that makes a fresh clone train the runs instead of accepting the tables in git.
-
-        An experiment's tables are tracked by git; its runs, and this mark among them, are not. A group needs
-        no mark, because its tables are not tracked.
-        """
+        """Mark file whose removal makes Snakemake collect the whole experiment again; none for a group."""
         return [self.targets.collected] if self.group is None else []
 
     @property

@@ -24,6 +24,7 @@ from troll.common.errors import UserError, nearest
 from troll.common.processor import available_cores
 from troll.common.progress import say
 from troll.common.strict_yaml import parse_yaml
+from troll.experiment.directories import RESULTS, results_directory
 from troll.experiment.files import parse_experiment
 from troll.operations.leaderboard import read_rounds, run_fresh, run_rounds
 from troll.operations.protocol_checks import checked_protocol, rule_problems
@@ -57,15 +58,15 @@ def rank(
     for problem in rule_problems(known, name):
         raise UserError(f"rank: {rule}: {problem}")
     parse_experiment(trials_experiment(known, name), f"rank: {rule}")
-    place, count = board or Path("results", released.name), cores or available_cores()
+    place, count = board or results_directory(released.name, "trials.csv"), cores or available_cores()
     own_rule.check_same_protocol(place, protocol, released)
     scores = None
     if released.ranking is None or board or (place / "trials.csv").exists():
         scores = own_rule.released_trials(place / "trials.csv", released)
-        own_rule.check_release(Path("results"), released)
+        own_rule.check_release(RESULTS, released)
     _check_contract(rule)  # last, because it takes longest
     say(f"{rule}: passes the contract's tests")
-    root = Path("results", f"{released.name}-{name}")
+    root = RESULTS / f"{released.name}-{name}"
     if scores is None:
         scores = _baseline(released, place, count, protocol)
 
@@ -75,7 +76,7 @@ def rank(
         settings = f", {trial.described}" if trial.settings else ""
         say(f"{task}: best at learning rate {trial.learning_rate:g}{settings}")
     run_fresh(known, best, root, count, protocol, name)
-    finals = own_rule.read_finals(Path("results"), known, name, list(known.experiment["tasks"]))
+    finals = own_rule.read_finals(RESULTS, known, name, list(known.experiment["tasks"]))
     table = own_rule.own_board(known, name, pd.concat([scores, own], ignore_index=True), finals)
     write_table(table, root / "board")
     together = [own_rule.beside(*pair, name) for pair in finals.values()]

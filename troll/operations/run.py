@@ -30,6 +30,7 @@ from troll.analysis.data.replication import replication_of
 from troll.common.errors import UserError
 from troll.common.hub import MIRROR
 from troll.common.processor import available_cores
+from troll.experiment.directories import RELEASED, RESULTS
 from troll.experiment.experiment import Experiment
 from troll.experiment.files import read_configuration, read_experiment
 from troll.experiment.looks import read_looks, with_further_seeds, write_looks
@@ -73,12 +74,13 @@ def main(
     cores: str = "all",
     minutes: str | None = None,
     seeds: Sequence[int] | None = None,
+    repeat: bool = False,
     options: Sequence[str] = (),
 ) -> None:
     """Checks the experiment file, takes the lock, removes a leftover lock of Snakemake, and runs Snakemake.
 
-    The file is read here first because Snakemake's reader would run code in it. ``minutes`` and ``seeds``
-    override the file's.
+    The file is read here first because Snakemake's reader would run code in it. ``minutes``, ``seeds`` and
+    ``repeat`` override the file's.
     """
     started = time.monotonic()
     if not any(Path(name).exists() for name in ("Snakefile", "workflow/Snakefile")):
@@ -86,7 +88,7 @@ def main(
     count, limit = _cores(cores), None if minutes is None else _minutes(minutes)
     read_configuration(path)
     experiment = read_experiment(path) if staged(targets, seeds, options) else None
-    rest = snakemake_arguments(path, targets, count, seeds, options)
+    rest = snakemake_arguments(path, targets, count, seeds, options, repeat=repeat)
     directory = Path(".snakemake")
     keep_caches(directory / "cache")
     handle = acquire_lock(directory)
@@ -104,10 +106,17 @@ def main(
 
 
 def snakemake_arguments(
-    path: Path, targets: Sequence[str], cores: int, seeds: Sequence[int] | None, options: Sequence[str]
+    path: Path,
+    targets: Sequence[str],
+    cores: int,
+    seeds: Sequence[int] | None,
+    options: Sequence[str],
+    *,
+    repeat: bool = False,
 ) -> list[str]:
     """Returns the arguments of Snakemake; ``options`` may override the others."""
     overrides = [] if seeds is None else [f"seeds=[{','.join(map(str, seeds))}]"]
+    overrides += ["repeat=true"] if repeat else []
     rest = [*options]
     if overrides and "--config" in rest:  # Snakemake uses only the last --config
         rest[rest.index("--config") + 1 : rest.index("--config") + 1] = overrides
@@ -126,8 +135,8 @@ def staged(targets: Sequence[str], seeds: Sequence[int] | None, options: Sequenc
 
 def show_first(experiment: Path, rest: list[str], handle: int) -> None:
     """Points to the released results, and makes a first comparison, which takes a minute or two."""
-    if Path("results/README.md").exists():
-        say("released results to read in the meantime: results/README.md")
+    if (index := RESULTS / RELEASED / "README.md").exists():
+        say(f"released results to read in the meantime: {index}")
     reason = first_look.reason_against(experiment)
     if reason is not None:
         if reason:

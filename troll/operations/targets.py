@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from troll.analysis.claims.packaged import DEFAULT, claims_file
 from troll.common.digests import sha256_of_file
 from troll.experiment.budget import billions_of
+from troll.experiment.directories import released_directory
 from troll.experiment.experiment import Experiment, Run
 from troll.experiment.keys import largest_values, planned_keys, suites_of
 from troll.experiment.settings import Suite
@@ -52,6 +53,11 @@ class Targets:
     def root(self) -> str:
         """``results/<experiment>``."""
         return f"{self.results}/{self.experiment.experiment}"
+
+    @property
+    def released(self) -> Path:
+        """``results/released/<experiment>``, which need not exist."""
+        return released_directory(Path(self.root))
 
     @cached_property
     def runs(self) -> list[Run]:
@@ -136,13 +142,24 @@ class Targets:
         return made(self.experiment, Path(self.root), self.skipped)
 
     @cached_property
+    def taken(self) -> list[str]:
+        """Ids of the runs that are taken from the released tables."""
+        if not self.held or self.experiment.repeat:
+            return []
+        from troll.analysis.data.archive import held
+
+        here = held(Path(self.root))
+        found = {run.run_id: self.held.get(run.run_id) for run in self.runs}
+        return [name for name, row in found.items() if row is not None and here.get(name) != row]
+
+    @cached_property
     def lacking(self) -> list[str]:
         """Places that are not in the tables."""
         return [place for place in places_of(self.runs) if run_id_of(place) not in self.held]
 
     @property
     def collected(self) -> str:
-        """Mark file written once runs were collected here; without it, tables are those of a clone."""
+        """Mark file written once runs were collected; tables are made again if it is missing."""
         return f"{self.root}/runs/collected"
 
     def mark_of(self, place: str) -> str:
@@ -151,10 +168,20 @@ class Targets:
 
     @property
     def stale_marks(self) -> list[Path]:
-        """Marks of places that are not, or no longer, in the tables, for example after a git checkout."""
-        if not (self.experiment.archive and self.lacking):
+        """Marks of places that are not, or no longer, in the tables, for example after a file was removed."""
+        if not self.experiment.archive:
             return []
-        return [Path(self.collected), *(Path(self.mark_of(place)) for place in self.lacking)]
+        removed = bool(self.taken) and not self._has_copies
+        marks = [Path(self.mark_of(place)) for place in self.lacking]
+        return [Path(self.collected), *marks] if marks or removed else []
+
+    @property
+    def _has_copies(self) -> bool:
+        """Whether the rows of released runs have been copied here."""
+        from troll.analysis.data.archive import TAKEN
+        from troll.analysis.data.tidy import part_path
+
+        return part_path(Path(self.root), TAKEN).exists()
 
     def made_here(self, runs: Iterable[Run]) -> list[str]:
         """Returns the places of runs and base models whose results are, or will be, in directories here.
@@ -252,6 +279,8 @@ class Targets:
     def collect_options(self, wildcards: Wildcards) -> list[str]:
         """Options of `troll job collect` for all tables of the experiment."""
         archive = [f"--archive {quote(self.root)}"] if self.experiment.archive else []
+        if archive and not self.experiment.repeat and self.released.exists():
+            archive.append(f"--released {quote(str(self.released))}")
         mixed = ["--allow-mixed"] if self.experiment.allow_mixed else []
         # Named as in the experiment file, so that the tables can be judged again elsewhere.
         names = self.experiment.claims if self.experiment.claims != [DEFAULT] else []

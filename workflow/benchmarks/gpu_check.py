@@ -4,8 +4,8 @@
     python3 workflow/benchmarks/gpu_check.py --out DIR --dry  # tiny sizes on a CPU, to find mistakes first
 
 The package's default backend is compared with plain torch. DIR/gpu_check.json is written after every row, so
-that an interruption only loses the current row. `troll release check results/gpu --write` makes the page in
-results/gpu from it. A sparse checkout without results/ needs only a few MB
+that an interruption only loses the current row. `troll release check results/released/gpu --write` makes the
+page in results/released/gpu from it. A sparse checkout without results/ needs only a few MB
 (`git clone --filter=blob:none --sparse`, then `git sparse-checkout add troll workflow`).
 """
 

@@ -238,6 +238,6 @@ def coverage_table(trials: int = TRIALS) -> pd.DataFrame:
         "interval made from them can know of it. Averages (a quarter as many experiments): what verdicts on "
         "average use, and, where variants of a method are compared with the same runs, what it would be if "
         "they were taken as independent. Made by "
-        "`python workflow/benchmarks/measure.py coverage --out results/statistics`.",
+        "`python workflow/benchmarks/measure.py coverage --out results/released/statistics`.",
     ]
     return frame

@@ -92,7 +92,7 @@ def looks_table(trials: int = 2000, *, seed: int = 0) -> pd.DataFrame:
         "5 % is the most that is meant. Plain: Student's 95 % interval at every look. Where the seeds of one "
         "method alone collapse, few seeds often show no collapse, and no interval made from them can know of "
         "it; where both are alike, the looks hold. Made by "
-        "`python workflow/benchmarks/measure.py coverage --out results/statistics`."
+        "`python workflow/benchmarks/measure.py coverage --out results/released/statistics`."
     ]
     return frame.drop(columns="trials")
 

@@ -140,7 +140,7 @@ def coverage(
 ) -> None:
     """Simulate how often intervals cover the truth, and how often repeated looks mislead.
 
-    Example: python workflow/benchmarks/measure.py coverage --out results/statistics
+    Example: python workflow/benchmarks/measure.py coverage --out results/released/statistics
     """
     from interval_coverage import coverage_table
     from look_rates import looks_table

@@ -31,7 +31,7 @@ def page(report: Mapping[str, Any]) -> str:
         f"# One {about['card'] or 'CPU (a dry run)'}",
         f"Measured on {about['date']} at commit `{(about['commit'] or 'unknown')[:7]}` ({libraries}) in "
         f"{about['seconds']:.0f} seconds by `python3 workflow/benchmarks/gpu_check.py`; "
-        "`troll release check results/gpu --write` makes this page from `gpu_check.json`.",
+        "`troll release check results/released/gpu --write` makes this page from `gpu_check.json`.",
         f"N = {sizes['tokens']:,} tokens, D = {sizes['width']:,}, V = {sizes['vocab']:,}; whole steps are "
         f"those of a random {sizes['shape']} model. One token in ten lies outside its ball. The backend "
         f"`{sizes['fast']}` is what the package takes by itself, `torch` is plain PyTorch. Times are medians "

@@ -1,6 +1,6 @@
 """Compares greedy evaluation of a checkpoint by this package with lm-eval's and evalplus' own commands.
 
-    python workflow/benchmarks/peer.py --checkpoint DIR --out results/graders/peer
+    python workflow/benchmarks/peer.py --checkpoint DIR --out results/released/graders/peer
 
 The peer loads the checkpoint, generates answers and judges them without any code of this package: `lm_eval
 run --model hf` with lm-eval's task and metric, `evalplus.codegen` and `evalplus.evaluate`. Both sides use the

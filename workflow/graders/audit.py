@@ -1,7 +1,7 @@
 """Audit of the graders: right answers are accepted, wrong ones rejected, and hostile programs contained.
 
     python workflow/graders/audit.py --out audit                           # samples of the data sets
-    python workflow/graders/audit.py --full --out results/graders/audit    # `make audit`: the full data sets
+    python workflow/graders/audit.py --full --out results/released/graders/audit  # `make audit`: all of them
 
 Reference solutions of every data set, paraphrases, wrong answers and a corpus of hostile programs are judged
 by the functions that compute rewards and grades.

@@ -1,13 +1,13 @@
-"""Finished runs as rows of the released tables: a run that is there counts as made.
+"""Finished runs as rows of tables: a run that is in them is not made again.
 
-Only where the experiment file says ``archive: true``. A run is appended to the table of its rule as it ends,
-so that a lost machine costs the runs that were under way, and others add to a release without repeating it.
-It counts as made where its key is the planned one, and where no later version of the numbers changes its
-rule.
+Only if the experiment file says ``archive: true``. A run is appended to the table of its rule in
+``results/<experiment>/tidy`` when it ends, so that a lost machine costs only the runs in progress. Runs in
+``results/released/<experiment>/tidy`` count too: collecting copies them to the table `TAKEN`. A run counts if
+its key is the planned one and no later version of the numbers changes its rule.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,8 @@ from troll.common.numerics import changed_since
 
 _FINISHED = ("manifest.json", "grades.json")
 _IDENTITY = ("run_id", "key", "numerics", "rule")
+TAKEN = "+released"
+"""Name of the table with rows that were copied from the release; no rule's table can have it."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,18 @@ def part_of(rule: str) -> str:
 
 
 def held(results: Path) -> dict[str, Held]:
-    """The runs and base models in the tables of an experiment, by run id."""
+    """The runs and base models in the tables of an experiment, by run id, without those of `TAKEN`."""
     runs: dict[str, Held] = {}
-    for path in parts(results).values():
+    for path in _own_parts(results):
         rows = read_part(path, _IDENTITY).drop_duplicates()
         for run_id, key, numerics, rule in rows[[*_IDENTITY]].itertuples(index=False):
             runs[str(run_id)] = Held(str(key), int(numerics), str(rule))
     return runs
+
+
+def _own_parts(results: Path) -> list[Path]:
+    """The tables of runs that were appended in ``results``, as opposed to copied from the release."""
+    return [path for name, path in parts(results).items() if name != TAKEN]
 
 
 def append_run(directory: Path, results: Path, key: str) -> None:
@@ -79,29 +86,43 @@ def append_run(directory: Path, results: Path, key: str) -> None:
             left.unlink()
         for other in parts(results).values():
             if other != path:
-                _remove(run_id, other)
+                _remove({run_id}, other)
         before = [read_part(path)] if path.exists() else []
         write_part(path, [*(frame[frame["run_id"] != run_id] for frame in before), rows])
 
 
-def _remove(run_id: str, path: Path) -> None:
-    """Takes a run out of a part that is not its own any more, as its rule is another one now."""
-    if run_id not in set(read_part(path, ["run_id"])["run_id"]):
+def _remove(run_ids: set[str], path: Path) -> None:
+    """Removes runs from a table that is no longer theirs."""
+    if run_ids.isdisjoint(read_part(path, ["run_id"])["run_id"]):
         return
     frame = read_part(path)
-    kept = frame[frame["run_id"] != run_id]
+    kept = frame[~frame["run_id"].isin(run_ids)]
     if kept.empty:
         path.unlink()
     else:
         write_part(path, [kept])
 
 
-def take(results: Path, keys: Mapping[str, str], directories: Mapping[str, Path]) -> Tidy:
-    """The tables of the planned runs and base models; finished ones that they lack are appended first."""
+def take(
+    results: Path, keys: Mapping[str, str], directories: Mapping[str, Path], released: Path | None = None
+) -> Tidy:
+    """The tables of the planned runs and base models.
+
+    Finished directories that the tables in ``results`` lack are appended first; what has neither is copied
+    from the tables of the same experiment in ``released``.
+    """
     if not keys:
         raise UserError(f"{results}: no runs are planned; name them in the plan's keys")
-    archived = held(results)
-    made = [name for name, key in keys.items() if name not in archived or not archived[name].counts_as(key)]
+    known = held(released) if released else {}
+    archived, from_release = held(results), set[str]()
+    made = []
+    for name, key in keys.items():
+        if name in archived and archived[name].counts_as(key):
+            continue
+        if name in known and known[name].counts_as(key) and name not in directories:
+            from_release.add(name)
+        else:
+            made.append(name)
     if absent := [run_id for run_id in made if run_id not in directories]:  # before the first is appended
         raise UserError(
             f"{results / TIDY}: has no run {absent[0]} as it is planned, and none was made here "
@@ -111,9 +132,26 @@ def take(results: Path, keys: Mapping[str, str], directories: Mapping[str, Path]
         append_run(directories[run_id], results, keys[run_id])
     now = held(results)
     for run_id, key in keys.items():
-        if not now[run_id].counts_as(key):  # its directory is as old as its row was
+        # A directory may be as old as the row that it replaces.
+        if run_id not in from_release and not now[run_id].counts_as(key):
             raise UserError(
                 f"{directories[run_id]}: made with version {now[run_id].numerics} of the numbers, and a "
                 "later one changes it; remove the directory, and run the workflow again"
             )
+    _copy_released(from_release, keys, released, results)
     return read_tidy(results).of_runs(keys)
+
+
+def _copy_released(run_ids: set[str], planned: Collection[str], released: Path | None, results: Path) -> None:
+    """Copies the rows of these runs, out of the planned ones, from the released tables to `TAKEN`."""
+    path = part_path(results, TAKEN)
+    with only_writer(results / TIDY):
+        if path.exists():  # with runs that another group of the experiment has copied
+            _remove(set(planned), path)
+        if not run_ids or released is None:
+            return
+        for own in _own_parts(results):  # rows of an earlier plan, which the release replaces
+            _remove(run_ids, own)
+        frames = [read_part(part) for part in parts(released).values()]
+        copied = [frame[frame["run_id"].isin(run_ids)] for frame in frames]
+        write_part(path, [*copied, *([read_part(path)] if path.exists() else [])])

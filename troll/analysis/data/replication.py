@@ -16,13 +16,14 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from troll.analysis.data.reproduction import compare_runs, equality, released
+from troll.analysis.data.reproduction import compare_runs, equality
 from troll.analysis.data.settings import differing, settings_by
 from troll.analysis.data.summaries import BASELINE, Cell, cell_order
 from troll.analysis.data.tidy import BASE, GROUP, read_tidy
 from troll.analysis.render.formats import counted, points
 from troll.analysis.statistics import LEVEL
 from troll.common.errors import UserError
+from troll.experiment.directories import released_directory
 
 _METRIC = "pass@1"
 
@@ -121,12 +122,12 @@ def _changed(ours: pd.DataFrame, theirs: pd.DataFrame) -> set[Cell]:
 
 
 def replication_of(results: Path) -> list[str]:
-    """The verdict on results/<experiment> compared with its release in git, as lines of text.
+    """The verdict on results/<experiment> compared with its release, as lines of text; empty without one.
 
     Runs that took exactly as long as the released ones are the released ones, and are left out.
     """
     try:
-        ours, theirs = read_tidy(results), released(results)
+        ours, theirs = read_tidy(results), read_tidy(released_directory(results))
     except UserError:
         return []
     made_here = _seconds(ours.runs).items() - _seconds(theirs.runs).items()

@@ -18,6 +18,7 @@ import pandas as pd
 from troll.analysis.data.settings import differing, settings_by
 from troll.analysis.data.tidy import BASE, TIDY, Tidy, read_tidy
 from troll.common.errors import UserError
+from troll.experiment.directories import released_directory
 
 _MEASURED = ("train", "validation", "test")
 _SERIES = ["run_id", "source", "metric"]
@@ -27,18 +28,29 @@ _SETTING = ["trust_region", "estimator", "condition", "task", "model"]
 _ITEM = ["run_id", "task_id"]
 
 
-def released(results: Path, revision: str = "HEAD") -> Tidy:
-    """The tidy tables of an experiment as committed in git, regardless of the working tree."""
-    path = results / TIDY
-    command = ["git", "-C", str(results), "archive", "--format=tar", revision, TIDY]
-    try:
-        archive = subprocess.run(command, capture_output=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        why = (getattr(error, "stderr", b"") or str(error).encode()).decode(errors="replace").strip()
-        raise UserError(f"{path}: not in git at {revision} ({why}); name a directory: --reference") from None
-    with tempfile.TemporaryDirectory() as name, tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(name, filter="data")
-        return read_tidy(Path(name))
+def read_released(results: Path, revision: str | None = None) -> Tidy:
+    """The released tidy tables of ``results/<experiment>``: those here, or those of a commit or tag.
+
+    Releases up to version 0.3.0 have them in ``results/<experiment>`` itself.
+    """
+    released = released_directory(results)
+    if revision is None:
+        if not (released / TIDY).exists():
+            raise UserError(f"{released / TIDY}: no such release; name other results: --reference DIRECTORY")
+        return read_tidy(released)
+    why = ""
+    for directory in (released, results):
+        path = (directory / TIDY).relative_to(results.parent)
+        command = ["git", "-C", str(results.parent), "archive", "--format=tar", revision, str(path)]
+        try:
+            archive = subprocess.run(command, capture_output=True, check=True).stdout
+        except (OSError, subprocess.CalledProcessError) as error:
+            why = (getattr(error, "stderr", b"") or str(error).encode()).decode(errors="replace").strip()
+            continue
+        with tempfile.TemporaryDirectory() as name, tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            tar.extractall(name, filter="data")
+            return read_tidy(Path(name, path).parent)
+    raise UserError(f"{released / TIDY}: not in git at {revision} ({why}); name a directory: --reference")
 
 
 def compare_runs(ours: Tidy, theirs: Tidy) -> pd.DataFrame:

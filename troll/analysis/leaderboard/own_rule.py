@@ -10,7 +10,7 @@ import pandas as pd
 from pydantic import ValidationError
 
 from troll.analysis.data.results import Results, read_results
-from troll.analysis.data.tidy import BASE
+from troll.analysis.data.tidy import BASE, TIDY
 from troll.analysis.leaderboard.board import board_table, place_ranges
 from troll.analysis.leaderboard.inputs import ROUND_STYLES, TRIAL_STYLES, choose, outdated_rules
 from troll.analysis.leaderboard.protocol import (
@@ -24,6 +24,7 @@ from troll.analysis.leaderboard.protocol import (
 from troll.analysis.leaderboard.ranking import ranking_table
 from troll.analysis.render.formats import bracketed, listed, percent, points, probability
 from troll.common.errors import UserError
+from troll.experiment.directories import results_directory
 
 HERE, RELEASED = "here", "released"
 
@@ -107,9 +108,9 @@ def readings(final: Sequence[Results], protocol: Protocol, name: str) -> list[st
 
 
 def check_release(root: Path, protocol: Protocol) -> None:
-    """Raises `UserError` unless every task has released runs of the baseline."""
+    """Raises `UserError` unless every task has runs of the baseline, from here or released."""
     for task in protocol.experiment["tasks"]:
-        directory = root / f"{protocol.name}-{task}"
+        directory = results_directory(f"{protocol.name}-{task}", TIDY, root)
         if protocol.baseline not in set(read_results(directory).runs["trust_region"]):
             raise UserError(f"{directory}: has no runs of {protocol.baseline}, the baseline of the protocol")
 
@@ -210,7 +211,7 @@ def read_finals(
     """Released and added results of fresh seeds by task."""
     return {
         task: (
-            read_results(root / f"{protocol.name}-{task}"),
+            read_results(results_directory(f"{protocol.name}-{task}", TIDY, root)),
             read_results(root / f"{protocol.name}-{name}-{task}"),
         )
         for task in tasks

@@ -28,8 +28,8 @@ _OUTCOMES = {
 """Of a contrast that a protocol fixed."""
 
 _TESTBED = (
-    "`make results`, and the same with `EXPERIMENT=workflow/config/testbed-estimators.yaml` and "
-    "`testbed-ablations.yaml`"
+    "`make results SEEDS=0,1,2,3,4`, and the same with `EXPERIMENT=workflow/config/testbed-estimators.yaml` "
+    "and `testbed-ablations.yaml`"
 )
 
 QUESTIONS = (
@@ -46,13 +46,13 @@ QUESTIONS = (
     ),
     Question(
         "Stale rollouts, a pretrained model of 135M parameters: is it above clip's?",
-        "`make results EXPERIMENT=workflow/config/smollm2.yaml`; on a GPU "
+        "`make results EXPERIMENT=workflow/config/smollm2.yaml REPEAT=1`; on a GPU "
         "[`gpu_runs.sh`](workflow/benchmarks/gpu_runs.sh) `workflow/config/smollm2-gpu.yaml`",
         "smollm2-stale-better",
     ),
     Question(
         "Is the range of learning rates that work wider by at least 0.2 decades?",
-        "`make results EXPERIMENT=workflow/config/benchmark-map.yaml`",
+        "`make results EXPERIMENT=workflow/config/benchmark-map.yaml REPEAT=1`",
         "benchmark-wider-range-of-rates",
     ),
 )
@@ -71,7 +71,7 @@ def front(judged: Sequence[ClaimVerdict], results: Path) -> str:
     rows += _step(results / "gpu")
     header = ["| Question | TROLL against clip | Answer | Command |", "| --- | ---: | --- | --- |"]
     tally = f"{findings(judged, 0)[-1]} [Each of them](docs/findings.md#verdicts)."
-    duel, every = results / "duel", "[Every contrast](results/duel/contrasts.md)."
+    duel, every = results / "duel", "[Every contrast](results/released/duel/contrasts.md)."
     said = [f"The duel: {contrast(duel)}. {every}", ""] if (duel / "contrasts.csv").exists() else []
     return "\n".join([*header, *rows, "", *said, tally]) + "\n"
 
@@ -94,7 +94,7 @@ def _duel(path: Path) -> Iterator[str]:
         "above clip's?",
         f"{points(first['difference'])} {bracketed(first, 'difference')} points",
         _OUTCOMES[str(first["reading"])].format(margin=f"{100 * comparison.margin:g}"),
-        "`troll rank workflow/config/duel.yaml`",
+        "`troll rank workflow/config/duel.yaml --repeat`",
     )
 
 
@@ -103,7 +103,7 @@ def _step(directory: Path) -> Iterator[str]:
     if (directory / "gpu_check.json").exists() and (value := step_ratio(directory)) is not None:
         yield _row(
             "How long is an optimiser step (random weights of 0.6B parameters, 10 % of the tokens projected, "
-            "[one GPU](results/gpu/README.md))?",
+            "[one GPU](results/released/gpu/README.md))?",
             f"{significant(value)} times clip's",
             f"**{points(value - 1)} %** of time",
             "`python workflow/benchmarks/gpu_check.py --out DIR`",

@@ -52,7 +52,7 @@ def page(results: Results, judged: Sequence[ClaimVerdict], directory: Path) -> s
         parts.append("\n".join(["## Further measurements", "", *further]))
     parts.append(
         "## Data\n\nThe tables as CSV are in [`tables/`](tables); the runs behind them in [`tidy/`](tidy), "
-        f'which `pandas.read_parquet("results/{name}/tidy")` reads.'
+        'which `pandas.read_parquet("tidy")` reads.'
     )
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 

@@ -37,30 +37,36 @@ class Question:
     part_of: str = ""  # the directory, of `OTHERS`, whose answer these runs are behind
 
 
-def _experiment(name: str) -> str:
-    return f"`make results EXPERIMENT=workflow/config/{name}.yaml`"
+_REPEAT, _FIVE_SEEDS = "REPEAT=1", "SEEDS=0,1,2,3,4"
 
 
-_BOARD = "`troll rank workflow/config/leaderboard.yaml`"
-_DUEL = "`troll rank workflow/config/duel.yaml`"
+def _experiment(name: str, option: str = _REPEAT) -> str:
+    """The command that makes all runs of an experiment again, also those that the release has."""
+    return f"`make results EXPERIMENT=workflow/config/{name}.yaml {option}`"
+
+
+_BOARD = "`troll rank workflow/config/leaderboard.yaml --repeat`"
+_DUEL = "`troll rank workflow/config/duel.yaml --repeat`"
 QUESTIONS: Mapping[str, Question] = {
     "testbed": Question(
-        "Does TROLL help when rollouts are stale?", "`make results`", claim="testbed-stale-better"
+        "Does TROLL help when rollouts are stale?",
+        f"`make results {_FIVE_SEEDS}`",
+        claim="testbed-stale-better",
     ),
     "testbed-estimators": Question(
         "Does TROLL help whatever the advantage estimator?",
-        _experiment("testbed-estimators"),
+        _experiment("testbed-estimators", _FIVE_SEEDS),
         claim="testbed-stale-better",
     ),
     "testbed-ablations": Question(
         "Does clip stay below TROLL with a narrower or wider clipping range?",
-        _experiment("testbed-ablations"),
+        _experiment("testbed-ablations", _FIVE_SEEDS),
         claim="testbed-stale-clip-ranges-below-troll",
         difference="clip minus TROLL",
     ),
     "smollm2-gpu": Question(
         "Does TROLL help a pretrained model of 135M parameters when rollouts are stale?",
-        "[`gpu_runs.sh`](../workflow/benchmarks/gpu_runs.sh) `workflow/config/smollm2-gpu.yaml`",
+        "[`gpu_runs.sh`](../../workflow/benchmarks/gpu_runs.sh) `workflow/config/smollm2-gpu.yaml`",
         claim="smollm2-stale-better",
     ),
     "smollm2": Question(
@@ -250,7 +256,7 @@ OTHERS: Mapping[str, Other] = {
     "statistics": Other(
         "Which differences of the testbed are clear, and how reliable are the intervals?",
         "comparisons.md",
-        "`troll release comparisons results/testbed* --out results/statistics`",
+        "`troll release comparisons results/released/testbed* --out results/released/statistics`",
         _compared,
     ),
     "graders": Other("Can the graders be trusted?", "audit.md", "`make audit`", _audit),
@@ -263,7 +269,7 @@ OTHERS: Mapping[str, Other] = {
     "smollm2-pilot": Other(
         "Which learning rates and base models suit the pretrained model?",
         "pilot.csv",
-        _experiment("smollm2-pilot"),
+        "`make results EXPERIMENT=workflow/config/smollm2-pilot.yaml`",
         lambda _: "Success by batch, of clip alone; no claim rests on it",
     ),
 }

@@ -114,7 +114,7 @@ def top_of(
         f"{which}; each was tuned with the same number of trials and then run on fresh seeds. "
         "Δ is the difference from the tuned baseline, paired by seed, with an interval of its own; p is "
         f"corrected by Holm for all differences of the board.{ranges}{mistake}{others} The whole board: "
-        "[`results/leaderboard/board.md`](../results/leaderboard/board.md)."
+        "[`results/released/leaderboard/board.md`](../results/released/leaderboard/board.md)."
     )
     return "\n".join([*lines, *decided, "", *parts, note]) + "\n"
 
@@ -160,7 +160,7 @@ def provenance(runs: pd.DataFrame) -> list[str]:
     """Commits, time and memory of each experiment's runs, as a Markdown list."""
     trained = runs[runs["trust_region"] != BASE]
     return [
-        f"- `results/{name}`: {_made(rows)}; {_took(rows)}."
+        f"- `results/released/{name}`: {_made(rows)}; {_took(rows)}."
         for name, rows in trained.groupby(trained["experiment"].astype(str), sort=False)
     ]
 

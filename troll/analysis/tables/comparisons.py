@@ -26,7 +26,7 @@ ALONE = "Reading: higher or lower where the interval excludes zero, so that p is
 ONE_SEED = "Where a row has one seed, its interval is over test problems, and says nothing about another run."
 READING = (
     "Reading: higher or lower where p is below 0.05 after Holm over all comparisons of the testbed's "
-    "experiments (results/statistics/comparisons.md)."
+    "experiments (results/released/statistics/comparisons.md)."
 )
 
 

@@ -1,1 +1,0 @@
-"""The static site: documentation and released results, from files that git tracks."""

@@ -1,0 +1,140 @@
+"""Makes a release of local results: copies them from ``results/NAME`` to ``results/released/NAME``."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from troll.analysis.claims.packaged import claim_files
+from troll.analysis.data.archive import part_of
+from troll.analysis.data.provenance import check_clean
+from troll.analysis.data.results import PLAN, read_results
+from troll.analysis.data.tidy import BASE, TIDY, WHOLE, part_path, parts, read_part, write_part
+from troll.analysis.report.check import check_results
+from troll.common.checkout import DIRTY, commit_of, is_committed
+from troll.common.errors import UserError
+from troll.experiment.directories import RELEASED, RESULTS, released_directory
+from troll.operations.released import check_measurements, has_measurements
+
+_BOARD = "protocol.yaml"
+_MEASURED = ("cost", "approximation")
+"""Directories of measurements, which a release keeps if they were not made again."""
+_FILES = {"tables": "*.csv", "figures": "*.png"}
+
+
+def adopt(name: str, root: Path = RESULTS) -> str:
+    """Replaces the release of an experiment or a board by the local results; returns a summary.
+
+    Of an experiment with ``archive: true`` that is not finished, only the rows of its finished runs are
+    copied. The new directory is checked before it replaces the old one.
+
+    Raises:
+        UserError: there are no such results; the source or the release has uncommitted changes; runs come
+            from a rehearsal or from uncommitted source; or tables differ from what the data give.
+    """
+    local = root / name
+    released = released_directory(local)
+    if Path(name).name != name or name == RELEASED:
+        raise UserError(f"adopt: {name}: must be the name of a directory in {root}, such as testbed")
+    if not any((local / file).exists() for file in (TIDY, _BOARD)):
+        raise UserError(f"adopt: {local}: has neither {TIDY}/ nor {_BOARD}; make the results first")
+    _check_committed(released)
+    released.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=released.parent) as temporary:
+        fresh = Path(temporary, name)
+        fresh.mkdir()
+        if (local / _BOARD).exists():
+            for path in sorted(local.iterdir()):
+                if path.suffix in (".csv", ".md", ".png") or path.name == _BOARD:
+                    shutil.copyfile(path, fresh / path.name)
+        else:
+            _copy_experiment(local, released, fresh)
+        if (fresh / PLAN).exists() or (fresh / _BOARD).exists():
+            told = _check(fresh, released.parent)
+        else:
+            count = len(_run_ids(fresh))
+            told = f"{count} finished runs and base models of an unfinished experiment, without tables"
+        _replace(released, fresh)
+    return f"{released}: {told}; to publish it, commit it after `make readme` and `make check-results`"
+
+
+def _check_committed(released: Path) -> None:
+    commit = commit_of()
+    if commit is None:
+        raise UserError("adopt: this is not a git checkout, so a release could not be traced to its source")
+    if commit.endswith(DIRTY):
+        raise UserError("adopt: the source has uncommitted changes; commit or stash them first (git status)")
+    if released.exists() and not is_committed([released.absolute()]):
+        raise UserError(f"adopt: {released} has uncommitted changes; commit them or restore it first")
+
+
+def _copy_experiment(local: Path, released: Path, fresh: Path) -> None:
+    for path in _kept_files(local, released):
+        target = fresh / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(local / path if (local / path).exists() else released / path, target)
+    own = parts(local)
+    if [*own] == [WHOLE]:
+        (fresh / TIDY).mkdir()
+        shutil.copyfile(own[WHOLE], part_path(fresh, WHOLE))
+        return
+    frames = [read_part(path) for path in own.values()]
+    if not (local / PLAN).exists():
+        if (released / PLAN).exists():
+            raise UserError(f"adopt: {local}: is not finished, but {released} is; finish it first")
+        here = _run_ids(local)
+        others = [read_part(path) for path in parts(released).values()]
+        frames += [frame[~frame["run_id"].isin(here)] for frame in others]
+    for name in sorted({part_of(rule) for frame in frames for rule in frame["rule"].unique()}):
+        rows = [frame[[part_of(rule) == name for rule in frame["rule"]]] for frame in frames]
+        write_part(part_path(fresh, name), rows)
+
+
+def _run_ids(directory: Path) -> set[str]:
+    """Names of the runs and base models in the tidy tables."""
+    return {
+        str(run_id)
+        for path in parts(directory).values()
+        for run_id in read_part(path, ["run_id"])["run_id"].unique()
+    }
+
+
+def _kept_files(local: Path, released: Path) -> Iterator[Path]:
+    """Paths, relative to the directory, of an experiment's tracked files besides the tidy tables."""
+    if not (local / PLAN).exists():
+        return
+    for directory, pattern in _FILES.items():
+        yield from (path.relative_to(local) for path in sorted((local / directory).glob(pattern)))
+    for path in sorted([*local.glob("claims.*"), local / PLAN]):
+        yield path.relative_to(local)
+    for measured in _MEASURED:
+        place = local if (local / measured).exists() else released
+        files = (path for path in sorted((place / measured).rglob("*")) if path.is_file())
+        yield from (path.relative_to(place) for path in files)
+    place = local if (local / "difficulty.md").exists() else released
+    if (place / "difficulty.md").exists():
+        yield Path("difficulty.md")
+
+
+def _check(fresh: Path, beside: Path) -> str:
+    """Recomputes what the release shows from its data, and writes its page, whose links name its files."""
+    if (fresh / _BOARD).exists():
+        return f"{len(list(fresh.iterdir()))} files of a board, which `make check-results` recomputes"
+    results = read_results(fresh)
+    if results.rehearsal:
+        raise UserError(f"adopt: {fresh.name}: its runs are those of a rehearsal, whose numbers mean nothing")
+    check_clean(results.runs, beside / fresh.name)
+    claims = claim_files(None, results.claims)
+    check_results(fresh, results=results, claims=claims, write=True)
+    compared = check_results(fresh, results=results, claims=claims)
+    compared += check_measurements(fresh) if has_measurements(fresh) else []
+    trained = results.runs[results.runs["trust_region"] != BASE]
+    return f"{trained['run_id'].nunique():,} runs, {len(compared)} files"
+
+
+def _replace(released: Path, fresh: Path) -> None:
+    """Renames the new directory to its place; the old one, which git has, is removed afterwards."""
+    old = fresh.parent / "old"
+    if released.exists():
+        released.rename(old)
+    fresh.rename(released)
