@@ -41,7 +41,7 @@ def configure(repository):
 def make(tiny_base, tmp_path):
     """Builds a trainer of either kind on a fresh copy of the tiny model."""
 
-    def build(kind, *, steps=4, config=None, reward=digits, base=None, **ours):
+    def build(kind, *, steps=4, config=None, reward=digits, base=None, prompts=PROMPTS, **ours):
         arguments = {
             "output_dir": str(tmp_path / kind.__name__),
             "per_device_train_batch_size": 4,
@@ -68,7 +68,7 @@ def make(tiny_base, tmp_path):
             reward,
             arguments | (config or {}),
             ours,
-            train_dataset=Dataset.from_dict({"prompt": PROMPTS * 4}),
+            train_dataset=Dataset.from_dict({"prompt": prompts * 4}),
             processing_class=load_tokenizer(tiny_base),
         )
 

@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
+from peft import (
+    AutoPeftModelForCausalLM,
+    LoraConfig,
+    PeftModel,
+    PrefixTuningConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
 from trainer_cases import PROMPTS, SeededGRPOTrainer, configured, digits
 from transformers import AutoModelForCausalLM
 
@@ -81,14 +88,84 @@ def test_a_projected_adapter_is_saved_and_loaded(make, tmp_path, method):
             torch.testing.assert_close(value, dict(critic.named_parameters())[name], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    "place", [{"target_modules": ["q_proj", "lm_head"]}, {"modules_to_save": ["lm_head"]}]
-)
-def test_an_adapter_on_the_head_is_refused(make, place):
-    with pytest.raises(
-        (UserError, ValueError), match=r"adapter to `lm_head`|copy of the language-model head"
-    ):
-        make(TrustRegionTrainer, peft_config=lora(**place), trust_region="troll")
+def test_an_adapter_on_the_head_is_refused(make):
+    with pytest.raises(ValueError, match=r"adapter to `lm_head`"):  # TRL's own words
+        make(TrustRegionTrainer, peft_config=lora(target_modules=["q_proj", "lm_head"]), trust_region="troll")
+
+
+HEADS = {
+    "head": {"modules_to_save": ["lm_head"]},
+    "embeddings and head": {"modules_to_save": ["embed_tokens", "lm_head"]},
+    "tied embeddings": {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+}
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+@pytest.mark.parametrize("saved", HEADS)
+def test_a_copy_of_the_head_learns_what_it_learns_with_trl(make, saved, beta):
+    trained = []
+    for kind, rule in ((SeededGRPOTrainer, {}), (TrustRegionTrainer, {"trust_region": "clip"})):
+        torch.manual_seed(0)
+        config = {"learning_rate": 1e-2, "beta": beta, "optim": "sgd"}
+        peft = lora(target_modules=["q_proj"], **HEADS[saved])
+        trainer = make(kind, steps=6, config=config, peft_config=peft, **rule)
+        before = adapters(trainer)
+        trainer.train()
+        trained.append(adapters(trainer))
+    theirs, ours = trained
+    copies = [name for name in before if "modules_to_save" in name]
+    assert copies and all(not torch.equal(ours[name], before[name]) for name in copies)
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=0, atol=1e-5)
+
+
+VIRTUAL = {
+    "prefix": lambda: PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
+    "prompt": lambda: PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
+}
+
+
+@pytest.mark.parametrize("kind", VIRTUAL)
+def test_virtual_tokens_learn_what_they_learn_with_trl(make, kind):
+    trained = []
+    for trainer_kind, rule in ((SeededGRPOTrainer, {}), (TrustRegionTrainer, {"trust_region": "clip"})):
+        torch.manual_seed(0)
+        trainer = make(
+            trainer_kind,
+            steps=6,
+            config={"learning_rate": 5.0, "optim": "sgd"},
+            peft_config=VIRTUAL[kind](),
+            prompts=PROMPTS[:1],  # without padding, which TRL counts among the positions
+            **rule,
+        )
+        before = adapters(trainer)
+        trainer.train()
+        trained.append(adapters(trainer))
+    theirs, ours = trained
+    assert list(before) == ["prompt_encoder.default.embedding.weight"]
+    for name, value in theirs.items():
+        assert (ours[name] - before[name]).abs().max() > 1e-2
+        torch.testing.assert_close(ours[name], value, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", VIRTUAL)
+@pytest.mark.parametrize("tail", ["pooled", "constant"])
+def test_padding_does_not_move_virtual_tokens(make, kind, tail):
+    """Scores are those of the unpadded text, as the sampler reads it."""
+    torch.manual_seed(0)
+    trainer = make(TrustRegionTrainer, peft_config=VIRTUAL[kind](), trust_region="troll", tail=tail)
+    ids = torch.randint(5, 200, (2, 12))
+    attention = torch.ones_like(ids)
+    attention[1, :4] = 0
+    model = trainer.model.eval()
+    with torch.no_grad():
+        found, _ = trainer.old_policy.score(model, ids, attention, 5, None)
+        for row, start in ((0, 0), (1, 4)):
+            alone = model(input_ids=ids[row : row + 1, start:]).logits[0, -6:-1].log_softmax(-1)
+            expected = alone.gather(-1, ids[row, -5:, None]).squeeze(-1)
+            torch.testing.assert_close(found[row], expected, rtol=0, atol=1e-5)
+    trainer.train()
+    assert trainer.state.log_history
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.1])

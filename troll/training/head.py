@@ -8,7 +8,7 @@ distribution on a sparse support. Generation and TRL's own calls are unaffected.
 import functools
 import inspect
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +39,10 @@ class SparseHeadOutput(ModelOutput):
     tail_log_prob: Tensor | None = None
 
 
+_VIRTUAL = -100
+"""PEFT's label of virtual tokens."""
+
+
 def logit_scale_of(config: Any) -> float:
     """The factor by which a model family scales its logits before any softcap.
 
@@ -62,27 +66,24 @@ def _scatter(values: Tensor, mask: Tensor, places: Tensor) -> Tensor:
 def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) -> None:
     """Adds the option ``sparse_lm_head=True`` to ``model.forward``.
 
-    The new forward takes ``input_ids`` and ``attention_mask`` [B, L], ``mask`` [B, T] for the last T tokens,
-    and either ``support`` [B, T, K] (the token ids to evaluate, differentiable) or ``support_size`` and
-    ``dropped_mass`` (the support is selected here; with gradients, a second pass of the head evaluates it).
+    The new forward takes ``input_ids`` and ``attention_mask`` [B, L], for models with virtual tokens also
+    ``labels`` (the ``input_ids`` again), ``mask`` [B, T] for the last T tokens, and either ``support``
+    [B, T, K] (the token ids to evaluate, differentiable) or ``support_size`` and ``dropped_mass`` (the
+    support is selected here; with gradients, a second pass of the head evaluates it).
     ``output_router_logits=True`` also returns the load-balancing loss of a mixture of experts.
 
     The first call compares the log-probs of one response with those of the model's original forward.
 
     Args:
         model: a transformers causal language model, before any wrapping (DDP, FSDP). PEFT adapters in its
-            backbone are applied.
+            backbone are applied, and so are virtual tokens (prefix and prompt tuning) and a head that is
+            trained as a copy (``modules_to_save``).
         temperature: divisor of the logits, as in sampling.
         fp32: multiply in float32 even under autocast (``GRPOConfig.cast_lm_head_to_fp32``).
 
     Raises:
-        UserError: PEFT trains a copy of the head, which this forward would not use (TRL rejects adapters on
-            the head). In the first call: the log-probs differ, see `check_log_probs`.
+        UserError: in the first call: the log-probs differ, see `check_log_probs`.
     """
-    if hasattr(model.get_output_embeddings(), "modules_to_save"):
-        raise UserError(
-            "peft_config trains a copy of the language-model head; remove the head from modules_to_save"
-        )
     original_forward = model.forward
     config = text_config(model.config)
     softcap = getattr(config, "final_logit_softcapping", None)
@@ -95,15 +96,20 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
         if not sparse_lm_head:
             return original_forward(*args, **kwargs)
         nonlocal checked
+        # Of prompt tuning there are only embeddings; PEFT marks its virtual tokens in the labels.
+        labels = kwargs.pop("labels", kwargs.get("input_ids"))
+        labels = labels[:, int((labels[0] == _VIRTUAL).sum()) :]
         if not checked:
             checked = True  # first, because check_log_probs calls this forward
-            attention, length = kwargs["attention_mask"], kwargs["mask"].shape[1]
-            check_log_probs(self, original_forward, kwargs["input_ids"], attention, length, temperature)
+            attention, length = kwargs["attention_mask"][:, -labels.shape[1] :], kwargs["mask"].shape[1]
+            check_log_probs(self, original_forward, labels, attention, length, temperature)
+        if kwargs["attention_mask"].shape[1] > labels.shape[1]:
+            kwargs["position_ids"] = _after_virtual_tokens(kwargs)
         mask = kwargs.pop("mask").bool()
         support, support_size = kwargs.pop("support", None), kwargs.pop("support_size", None)
         dropped_mass = kwargs.pop("dropped_mass", 0.0)
         length = mask.shape[1]
-        labels = kwargs["input_ids"][:, -length:]
+        labels = labels[:, -length:]
         # Looked up on each call because FSDP and PEFT replace backbone and head after patching.
         states = self.base_model(*args, **kwargs, use_cache=False)
         hidden = states.last_hidden_state[:, -length - 1 : -1]
@@ -153,6 +159,20 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
     model.forward = types.MethodType(forward, model)
 
 
+def _after_virtual_tokens(inputs: Mapping[str, Any]) -> Tensor:
+    """Positions of the inputs of a model with virtual tokens, as `generate` counts them: without padding.
+
+    The distance of a prompt to the virtual tokens before it would else depend on the rest of the batch.
+    """
+    given = inputs["inputs_embeds"] if inputs.get("input_ids") is None else inputs["input_ids"]
+    return _positions(inputs["attention_mask"])[:, -given.shape[1] :]
+
+
+def _positions(attention: Tensor) -> Tensor:
+    """Counts tokens, as in `generate` (transformers, _prepare_position_ids_for_generation)."""
+    return (attention.long().cumsum(-1) - 1).masked_fill(attention == 0, 0)
+
+
 def add_position_ids(model: Any) -> None:
     """Makes the positions of a model with absolute position embeddings independent of left padding.
 
@@ -185,9 +205,7 @@ def _position_ids_hook(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, 
     attention = kwargs.get("attention_mask")
     given = any(kwargs.get(name) is not None for name in ("position_ids", "cache", "past_key_values"))
     if not given and isinstance(attention, Tensor) and attention.dim() == 2:
-        # As in `generate` (transformers, _prepare_position_ids_for_generation).
-        positions = (attention.long().cumsum(-1) - 1).masked_fill(attention == 0, 0)
-        kwargs = kwargs | {"position_ids": positions}
+        kwargs = kwargs | {"position_ids": _positions(attention)}
     return args, kwargs
 
 
@@ -223,7 +241,9 @@ def check_log_probs(
     training = [part for part in model.modules() if part.training]
     model.eval()  # without dropout
     try:
-        sparse = model.forward(input_ids=ids, attention_mask=attention, mask=mask, sparse_lm_head=True)
+        sparse = model.forward(
+            input_ids=ids, labels=ids, attention_mask=attention, mask=mask, sparse_lm_head=True
+        )
         last = {"logits_to_keep": tokens + 1}
         accepted = inspect.signature(original_forward).parameters
         dense = original_forward(

@@ -76,6 +76,7 @@ class OldPolicy:
             with self._accelerator.autocast():
                 output = model(
                     input_ids=input_ids[rows],
+                    labels=input_ids[rows],
                     attention_mask=attention_mask[rows],
                     mask=attention_mask[rows, -length:],
                     support_size=self._support_size,
@@ -137,9 +138,11 @@ class NewPolicy:
         """
         mask, args = inputs["completion_mask"], self.args
         selection = {"support_size": args.keep, "dropped_mass": args.dropped_mass}
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         with self.accelerator.autocast():
             output = model(
-                input_ids=torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+                input_ids=ids,
+                labels=ids,
                 attention_mask=torch.cat([inputs["prompt_mask"], mask], dim=1),
                 mask=mask,
                 sparse_lm_head=True,

@@ -62,5 +62,5 @@ class PretrainingLoss:
         """
         ids, attention, trained = self._draw(device, **coordinates)
         mask = trained[:, 1:]
-        output = model(input_ids=ids, attention_mask=attention, mask=mask, sparse_lm_head=True)
+        output = model(input_ids=ids, labels=ids, attention_mask=attention, mask=mask, sparse_lm_head=True)
         return -(output.log_probs * mask).sum() / mask.sum().clamp(min=1)

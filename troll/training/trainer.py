@@ -107,7 +107,7 @@ class TrustRegionTrainer(ResumableTrainer):
                 "supports text; pass a tokenizer: processing_class=AutoTokenizer.from_pretrained(...)"
             )
         base = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        check_model(self.args, base, None if self.use_vllm else self.generation_config)
+        check_model(self.args, self.model, None if self.use_vllm else self.generation_config)
         prepare_rollouts(self, base)
         add_position_ids(base)
         if self.ref_model is not None:
