@@ -17,6 +17,8 @@ SEEDS ?=
 MINUTES ?=
 # Anything: also make the runs again that results/released has: `make results REPEAT=1`.
 REPEAT ?=
+# torch's build, cpu or cuda, whatever this machine has: `TORCH=cuda make env`. A choice is also made in an existing environment.
+TORCH ?=
 # The tag of a release, for `make dist`; it must match the version.
 TAG ?=
 BIN := $(VENV)/bin
@@ -27,20 +29,20 @@ VLLM_READY := .venv-vllm/.ready
 REHEARSED ?= workflow/config/paper.yaml
 
 .PHONY: help env vllm results rehearsal test fast slow lint readme docs coverage golden audit check-results contract userns \
-	actionlint dist publish clean
+	actionlint dist publish clean always
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-env: $(READY) ## create the environment in .venv
+env: $(READY) ## create the environment in .venv; TORCH=cuda: for GPUs, whatever this machine has
 
-$(READY): pyproject.toml envs/constraints.txt envs/requirements.txt envs/setup.sh
+$(READY): pyproject.toml envs/constraints.txt envs/requirements.txt envs/setup.sh $(if $(TORCH),always)
 	@PYTHON="$(PYTHON)" bash envs/setup.sh "$(VENV)"
 	@touch $@
 
 vllm: $(VLLM_READY) ## create the environment for training and sampling with vLLM, in .venv-vllm
 
-$(VLLM_READY): pyproject.toml envs/constraints-vllm.txt envs/requirements-vllm.txt envs/setup.sh
+$(VLLM_READY): pyproject.toml envs/constraints-vllm.txt envs/requirements-vllm.txt envs/setup.sh $(if $(TORCH),always)
 	@PYTHON="$(PYTHON)" VLLM=1 bash envs/setup.sh "$(@D)"
 	@touch $@
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Creates the environment in a directory: setup.sh DIRECTORY. VLLM=1 creates the one with vLLM; TORCH=cpu installs torch's
-# CPU build even if there is an NVIDIA GPU. Safe to interrupt and to repeat.
+# Creates the environment in a directory: setup.sh DIRECTORY. VLLM=1 creates the one with vLLM. TORCH=cpu and TORCH=cuda choose
+# torch's build; by default it is CUDA's if this machine has an NVIDIA GPU, and always with vLLM, which needs it. Safe to
+# interrupt and to repeat.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${1:?usage: setup.sh DIRECTORY}
@@ -12,6 +13,7 @@ say() { printf '[env] %s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
 case $here in *[{}]*) die "$here: setuptools and Snakemake do not support braces in a path; move the checkout to a path without braces" ;; esac
+case ${TORCH:-cpu} in cpu | cuda) ;; *) die "TORCH is $TORCH; must be cpu or cuda" ;; esac
 command -v "$python" >/dev/null 2>&1 ||
     die "$python: not found; Python 3.11 to 3.13 is needed: make env PYTHON=python3.12"
 "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null ||
@@ -33,12 +35,23 @@ install() { pip install -qq --no-compile "$@"; }
 # torch first: without a GPU, a CPU build saves gigabytes. Three sources are tried in turn: a CPU build in the
 # configured indexes, PyTorch's own CPU index, and the plain package (CUDA on Linux).
 torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' "$constraints")
-if ! "$venv/bin/python" -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$torch')" 2>/dev/null; then
-    if [ "${TORCH:-}" != cpu ] && command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1; then
+build=${TORCH:-${VLLM:+cuda}} why="TORCH=cpu"
+if [ -z "$build" ]; then
+    if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1; then build=cuda; else build=cpu; fi
+    why="no NVIDIA GPU found; for jobs on other machines with GPUs: TORCH=cuda make env"
+fi
+# A build that was chosen replaces the other one; one that was not stays.
+kept="import sys, torch; sys.exit(torch.__version__.split('+')[0] != '$torch'"
+[ "${TORCH:-}" != cuda ] || kept="$kept or not torch.version.cuda"
+[ "${TORCH:-}" != cpu ] || kept="$kept or bool(torch.version.cuda)"
+if ! "$venv/bin/python" -c "$kept)" 2>/dev/null; then
+    # To pip, both builds are the same version.
+    [ -z "${TORCH:-}" ] || pip uninstall -qq -y torch >/dev/null 2>&1 || true
+    if [ "$build" = cuda ]; then
         say "installing torch $torch with CUDA"
         install "torch==$torch"
     else
-        say "installing torch $torch for the CPU ($([ "${TORCH:-}" = cpu ] && echo "TORCH=cpu" || echo "no NVIDIA GPU found"))"
+        say "installing torch $torch for the CPU ($why)"
         install "torch==$torch+cpu" 2>/dev/null ||
             install --retries 1 --index-url https://download.pytorch.org/whl/cpu "torch==$torch" 2>/dev/null ||
             { say "download.pytorch.org cannot be reached; installing torch with CUDA, which needs 4 GB more"

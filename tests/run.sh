@@ -27,9 +27,10 @@ case ${1:-all} in
     all) chosen=(tests) ;;
 esac
 
-# Beside the tests: the linters, of which one takes a minute of one core, and the test on SLURM, where it is asked for,
-# which mostly waits. What they say is shown at the end.
-slurm=tests/workflow/test_slurm.py said=$(mktemp -d) linting="" waiting="" status=0
+# Beside the tests: the linters, of which one takes a minute of one core, and the tests on SLURM, where they are asked for,
+# which mostly wait. What they say is shown at the end.
+slurm=(tests/workflow/test_slurm.py tests/workflow/test_slurm_outage.py)
+said=$(mktemp -d) linting="" waiting="" status=0
 end() { [ -z "$2" ] || kill -INT -- "$1$2" 2>/dev/null || true; }
 trap 'end - "$linting"; end "" "$waiting"; rm -rf "$said"' EXIT # of the linters the whole group
 set -m # or else they would not hear of an interrupt, and the test leave its SLURM behind
@@ -38,14 +39,14 @@ if [ "${1:-all}" = all ]; then
     linting=$!
 fi
 if [ -n "${TROLL_TEST_SLURM:-}" ]; then
-    pytest -q "$slurm" >"$said/slurm" 2>&1 &
+    pytest -q "${slurm[@]}" >"$said/slurm" 2>&1 &
     waiting=$!
-    chosen+=(--ignore "$slurm")
+    chosen+=("${slurm[@]/#/--ignore=}")
 fi
 set +m
 step "tests"; tests "${chosen[@]}" || status=$?
 if [ -n "$waiting" ]; then
-    step "$slurm, beside the others"
+    step "${slurm[*]}, beside the others"
     wait "$waiting" || status=$?
     cat "$said/slurm"
     waiting=""

@@ -126,13 +126,31 @@ def test_a_directory_that_is_no_environment_is_left_alone(repository, tmp_path):
     )
 
 
-@pytest.mark.parametrize(("chosen", "build"), [({}, ""), ({"TORCH": "cpu"}, "+cpu")], ids=["default", "cpu"])
-def test_torch_for_the_cpu_can_be_had_where_there_is_a_gpu(writer, repository, tmp_path, chosen, build):
+@pytest.mark.parametrize(
+    ("gpu", "chosen", "build", "torch_there"),
+    [
+        (True, {}, "", False),
+        (True, {"TORCH": "cpu"}, "+cpu", False),
+        (False, {}, "+cpu", False),
+        (False, {"TORCH": "cuda"}, "", False),  # a login node
+        (False, {"TORCH": "cuda"}, "", True),  # a build for CPUs was installed before
+        (False, {"VLLM": "1"}, "", False),
+    ],
+    ids=["default", "cpu", "no-gpu", "cuda", "instead", "vllm"],
+)
+def test_the_build_of_torch_is_that_of_the_machine_or_the_one_chosen(
+    repository, tmp_path, gpu, chosen, build, torch_there
+):
     asked, venv = tmp_path / "asked", tmp_path / "venv"
     (venv / "bin").mkdir(parents=True)
-    lacks_torch = 'case "$*" in *"import torch"*) exit 1 ;; esac\n'
-    scripts = {venv / "bin/python": f'#!/bin/sh\necho "$@" >>"$ASKED"\n{lacks_torch}'}
-    scripts |= {tmp_path / name: "#!/bin/sh\n" for name in ("nvidia-smi", "bwrap")}
+    # Its torch, if there is one, is a build for CPUs.
+    missing = "" if torch_there else '*"import sys, torch"*) exit 1 ;; '
+    answers = f'case "$*" in {missing}*"not torch.version.cuda"*) exit 1 ;; esac\n'
+    scripts = {
+        venv / "bin/python": f'#!/bin/sh\necho "$@" >>"$ASKED"\n{answers}',
+        tmp_path / "nvidia-smi": f"#!/bin/sh\nexit {0 if gpu else 1}\n",
+        tmp_path / "bwrap": "#!/bin/sh\n",
+    }
     for path, text in scripts.items():
         path.write_text(text)
         path.chmod(0o755)
@@ -142,4 +160,15 @@ def test_torch_for_the_cpu_can_be_had_where_there_is_a_gpu(writer, repository, t
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     installed = re.findall(r" (torch==\S+)$", asked.read_text(), re.MULTILINE)
-    assert installed == [f"torch=={writer.pins()['torch']}{build}"]
+    pins = (repository / f"envs/constraints{'-vllm' if 'VLLM' in chosen else ''}.txt").read_text()
+    version = re.search(r"^torch==([\d.]+)", pins, re.MULTILINE)[1]
+    assert installed == [f"torch=={version}{build}"]
+    assert ("uninstall -qq -y torch" in asked.read_text()) == ("TORCH" in chosen)
+
+
+def test_an_unknown_build_of_torch_is_refused_before_anything_is_installed(repository, tmp_path):
+    environment = os.environ | {"TORCH": "gpu", "PYTHON": sys.executable}
+    command = ["bash", str(repository / "envs/setup.sh"), str(tmp_path / "venv")]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (1, "error: TORCH is gpu; must be cpu or cuda\n")
+    assert not (tmp_path / "venv").exists()

@@ -8,7 +8,7 @@ import pytest
 
 from troll.common import processor
 from troll.common.errors import UserError
-from troll.common.gpus import require_gpus
+from troll.common.gpus import require_gpus, visible_gpus
 
 NAMES = ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
 
@@ -86,6 +86,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_fewer_gpus_than_asked_for_are_refused(monkeypatch, shown, told):
     monkeypatch.delenv("TROLL_ALLOW_CPU", raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: shown)
+    monkeypatch.setattr("torch.version.cuda", "13.0")
     with pytest.raises(UserError, match=f"training.gpus is 4, but the number of visible {told}"):
         require_gpus(4, "training.gpus")
     assert require_gpus(shown, "training.gpus") == shown and require_gpus(0, "--gpus") == 0
@@ -96,5 +97,59 @@ def test_a_rehearsal_may_take_the_cpu_in_place_of_all_gpus_but_not_of_some(monke
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert require_gpus(4, "training.gpus") == 0
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.version.cuda", "13.0")
     with pytest.raises(UserError, match="is 1; request more GPUs, or set 1"):
         require_gpus(4, "training.gpus")
+
+
+def test_a_torch_for_cpus_is_named_where_gpus_are_asked_for(monkeypatch):
+    monkeypatch.delenv("TROLL_ALLOW_CPU", raising=False)
+    monkeypatch.setattr("torch.version.cuda", None)
+    monkeypatch.setattr("torch.__version__", "2.13.0+cpu")
+    message = r"gpus is 1, but torch 2\.13\.0\+cpu is a build for CPUs, .*; TORCH=cuda make env, or set 0"
+    with pytest.raises(UserError, match=message):
+        require_gpus(1, "training.gpus")
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [("0,2", ["0", "2"]), ("", []), ("1,-1,2", ["1"]), ("GPU-a, 3", ["GPU-a", "3"])],
+)
+def test_the_visible_gpus_are_those_of_cuda(monkeypatch, given, found):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert visible_gpus() == found
+
+
+TAKE = """
+import os, sys
+from troll.common.gpus import require_gpus, visible_gpus
+import torch
+torch.cuda.device_count = lambda: 1 + os.environ["CUDA_VISIBLE_DEVICES"].count(",")
+require_gpus(int(sys.argv[1]), "--gpus")
+print(os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_jobs_take_different_gpus_until_none_is_left(tmp_path):
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "0,1,2", "TMPDIR": str(tmp_path)}
+    environment.pop("SLURM_JOB_ID", None)
+
+    def start(count, **variables):
+        command = [sys.executable, "-c", TAKE, str(count)]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        process = subprocess.Popen(command, env=environment | variables, text=True, **pipes)
+        return process, process.stdout.readline().strip()
+
+    (first, own), (second, others) = start(1), start(2)
+    assert sorted([*own.split(","), *others.split(",")]) == ["0", "1", "2"]
+    third, shared = start(1)
+    assert shared in ("0", "1", "2")
+    assert "only 0 of 3 GPUs are free, and 1 are needed" in third.communicate()[1]
+    of_slurm, all_of_them = start(1, SLURM_JOB_ID="7")
+    assert all_of_them == "0,1,2", "SLURM has chosen"
+    first.communicate()
+    fourth, freed = start(1)
+    assert freed == own
+    for process in (second, of_slurm, fourth):
+        process.communicate()

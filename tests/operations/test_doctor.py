@@ -176,11 +176,45 @@ def test_hub_models_want_a_gpu_here_or_a_scheduler(monkeypatch):
     monkeypatch.setattr(doctor, "tool", lambda command: None)
     assert doctor._gpu(needs).state == "missing"
     assert doctor._gpu(Needs()).state == "note"
-    monkeypatch.setattr(doctor, "tool", lambda command: "slurm 24" if command[0] == "sbatch" else None)
-    assert doctor._gpu(needs).state == "note"
     monkeypatch.setattr(doctor, "tool", lambda command: "NVIDIA H100" if command[0] == "nvidia-smi" else None)
+    monkeypatch.setattr(doctor, "torch_for_cpus", lambda: "")
     unseen = doctor._gpu(needs)
-    assert (unseen.state, unseen.found) == ("missing", "NVIDIA H100, not visible to torch")
+    assert (unseen.state, unseen.found) == ("missing", "NVIDIA H100, but not visible to torch")
+
+
+def test_a_torch_for_cpus_is_named_on_a_gpu_node_and_on_a_login_node(monkeypatch):
+    monkeypatch.setattr(doctor, "_gpus", lambda: [])
+    monkeypatch.setattr(doctor, "torch_for_cpus", lambda: "2.13.0+cpu")
+    for program, found in (("nvidia-smi", "NVIDIA H100, but"), ("sbatch", "none here; SLURM jobs use")):
+        monkeypatch.setattr(
+            doctor, "tool", lambda command, p=program: "NVIDIA H100" if command[0] == p else None
+        )
+        finding = doctor._gpu(Needs(hub_models=("owner/name",), gpus=4))
+        assert (finding.state, finding.fix) == ("missing", "TORCH=cuda make env")
+        assert finding.found.startswith(found) and "torch 2.13.0+cpu is a build for CPUs" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("listed", "found", "fix"),
+    [
+        (
+            "cpu|(null)\nbig|gpu:h100:8\n",
+            "none here; SLURM has some in big (gpu:h100:8)",
+            "--partition=big --gpus=4",
+        ),
+        ("cpu|(null)\n", "none here, and SLURM names no partition with GPUs", "sinfo"),
+    ],
+)
+def test_with_slurm_the_gpus_are_those_of_its_partitions(monkeypatch, tmp_path, listed, found, fix):
+    monkeypatch.setattr(doctor, "_gpus", lambda: [])
+    monkeypatch.setattr(doctor, "torch_for_cpus", lambda: "")
+    for name, text in (("sbatch", "slurm 24"), ("sinfo", listed)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nprintf '%s' '{text}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    finding = doctor._gpu(Needs(hub_models=("owner/name",), gpus=4))
+    assert (finding.state, finding.found) == ("note", found)
+    assert fix in finding.fix
 
 
 def test_models_of_a_mirror_need_no_hub_and_their_size_is_counted(data, monkeypatch, tmp_path):

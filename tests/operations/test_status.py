@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -17,7 +18,8 @@ from troll.experiment.experiment import resolve, resolve_base
 from troll.experiment.files import parse_experiment, read_experiment
 from troll.experiment.keys import planned_keys
 from troll.experiment.settings import Suite
-from troll.operations.status import RunStatus, is_held, show, status_of
+from troll.operations.slurm_queue import comments_of, read_queue
+from troll.operations.status import RunStatus, is_held, show, status_of, with_queue
 
 RUN = "tiny/chains/{}/grpo/stale/seed0"
 
@@ -323,3 +325,79 @@ def test_a_line_without_success_or_time_still_has_its_step(experiment, results, 
         status = of(status_of(experiment, results), "troll")
     assert (status.state, status.step, status.left_s, status.success) == ("running", 6, left, 0.25)
     assert show([status], "reduced")
+
+
+@pytest.fixture
+def squeue(tmp_path, monkeypatch):
+    """Sets what `squeue` prints, and its exit status."""
+
+    def answer(text, status=0):
+        program = tmp_path / "bin/squeue"
+        program.parent.mkdir(exist_ok=True)
+        stream = ">&2" if status else ""
+        program.write_text(f"#!/bin/sh\nprintf '%s' '{text}' {stream}\nexit {status}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+    return answer
+
+
+def test_jobs_in_the_queue_have_the_reason_of_slurm(experiment, results, squeue, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_run(results, "clip", steps=3, log="error: SLURM job 4 lost its node\n")
+    write_run(results, "troll", steps=8, manifest=True)
+    reason = "ReqNodeNotAvail, UnavailableNodes:n1"
+    squeue(
+        f"5|PENDING|{reason}|{tmp_path}|rule_train_wildcards_tiny_chains_clip_grpo_stale_0\n"
+        f"6|PENDING|Priority|{tmp_path}|rule_sample_wildcards_runs_tiny_chains_troll_grpo_stale_seed0\n"
+        f"7|RUNNING|None|{tmp_path}|rule_base_model_wildcards_tiny_chains\n"
+        "8|PENDING|Priority|/elsewhere|rule_base_model_wildcards_tiny_functions\n"
+    )
+    found = {status.name: status for status in with_queue(status_of(experiment, results), read_queue())}
+    clip, troll = found[RUN.format("clip")], found[RUN.format("troll")]
+    before = "; the attempt before it: SLURM job 4 lost its node"
+    assert (clip.state, clip.reason) == ("pending", f"SLURM job 5 is pending ({reason}){before}")
+    assert (troll.state, troll.reason) == ("pending", "SLURM job 6 is pending (Priority)")
+    base = found["base/tiny/chains"]
+    assert (base.state, base.reason) == ("running", "SLURM job 7 is running")
+    assert found["base/tiny/functions"].state == "missing", "of another directory"
+
+
+def test_the_comments_of_jobs_are_those_of_the_executor_plugin(experiment):
+    from snakemake_executor_plugin_slurm.utils import get_job_wildcards
+
+    run = next(run for run in experiment.runs() if run.trust_region == "clip")
+    coordinates = (run.model, run.task, run.trust_region, run.estimator, run.condition, str(run.seed))
+    for rule, wildcards in (("train", coordinates), ("grade", (f"runs/{run.run_id}",))):
+        values = get_job_wildcards(SimpleNamespace(wildcards=wildcards))
+        assert f"rule_{rule}_wildcards_{values}" in comments_of(run.run_id)
+
+
+def test_a_queue_that_does_not_answer_is_said(squeue):
+    squeue("slurm_load_jobs error: Unable to contact slurm controller", status=1)
+    assert read_queue().problems == (
+        "pending jobs are not shown: SLURM's queue is not known: "
+        "slurm_load_jobs error: Unable to contact slurm controller",
+    )
+
+
+def test_thousands_of_runs_are_a_table_and_the_runs_that_need_attention(repository, results):
+    data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
+    blocks = [{"group": "mine", "trust_regions": ["troll"]}, {"group": "rest", "trust_regions": ["clip"]}]
+    many = parse_experiment(data | {"matrix": blocks, "seeds": [*range(2000)]}, "x")
+    statuses = [
+        RunStatus(run.run_id, "missing", 0, 8)
+        if run.seed >= 12
+        else RunStatus(run.run_id, "failed", 0, 8, reason="no disk")
+        for run in many.runs()
+    ]
+    lines = show(statuses, "many", many.groups())
+    assert lines[:4] == [
+        "many: 8000 runs: 7952 missing, 48 failed",
+        "  group    runs  missing   failed",
+        "  mine     4000     3976       24",
+        "  rest     4000     3976       24",
+    ]
+    assert len(lines) == 4 + 2 * 10 + 2
+    assert lines[-2:] == ["         and 38 more failed", "every run: --runs"]
+    assert len(show(statuses, "many", many.groups(), every=True)) == 1 + 8000 + 48

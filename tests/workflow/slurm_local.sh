@@ -3,6 +3,8 @@
 # everything under DIRECTORY.
 #   slurm_local.sh start DIRECTORY   prints the lines to evaluate: SLURM_CONF and PATH
 #   slurm_local.sh stop DIRECTORY    ends what start started
+#   slurm_local.sh outage DIRECTORY  ends slurmctld alone; `recover` starts it again with the state it has saved
+# SLURM_LOCAL_OOMKILL=1 ends jobs that use more memory than they asked for, looking every second.
 # Needs root, and Debian's packages slurm-wlm and munge, which are installed if they are missing and apt-get may.
 # Partitions: cpu (default) and gpu, and low, whose jobs are requeued when the others need their place. GPUs are fake.
 set -euo pipefail
@@ -10,7 +12,7 @@ export PATH=$PATH:/usr/sbin:/sbin
 say() { printf 'slurm_local: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 verb=${1:-}; dir=${2:-}
-[ -n "$verb" ] && [ -n "$dir" ] || die "usage: slurm_local.sh start|stop DIRECTORY"
+[ -n "$verb" ] && [ -n "$dir" ] || die "usage: slurm_local.sh start|stop|outage|recover DIRECTORY"
 cpus=${SLURM_LOCAL_CPUS:-4}; memory=${SLURM_LOCAL_MEM_MB:-64000}; gpus=${SLURM_LOCAL_GPUS:-2}
 
 # A process is its number and the time it began, so that a number that was given again is left alone.
@@ -39,9 +41,17 @@ stop() {
     rm -f "$dir/started"
 }
 
+controller() {
+    setsid slurmctld -D -i -f "$SLURM_CONF" </dev/null >>"$dir/slurmctld.log" 2>&1 &
+    record
+    wait_until sh -c 'scontrol ping | grep -q "is UP"' || die "slurmctld does not answer"
+}
+
 mkdir -p "$dir"; dir=$(readlink -f "$dir"); export SLURM_CONF=$dir/slurm.conf
 case $verb in
     stop) stop; exit 0 ;;
+    outage) kill "$(cat "$dir/slurmctld.pid")"; wait_until sh -c '! scontrol ping | grep -q "is UP"'; exit ;;
+    recover) controller; exit 0 ;;
     start) ;;
     *) die "unknown: $verb" ;;
 esac
@@ -81,6 +91,9 @@ setsid munged --foreground --force --key-file="$dir/munge/key" --socket="$dir/mu
 record
 wait_until munge -n -S "$dir/munge.socket" || die "munged does not answer"
 
+accounting=JobAcctGatherType=jobacct_gather/none
+[ "${SLURM_LOCAL_OOMKILL:-0}" = 0 ] ||
+    accounting=$'JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=1\nJobAcctGatherParams=OverMemoryKill'
 cat >"$SLURM_CONF" <<CONF
 ClusterName=local
 SlurmctldHost=$host(127.0.0.1)
@@ -98,7 +111,7 @@ SlurmdPidFile=$dir/slurmd.pid
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
+$accounting
 JobCompType=jobcomp/filetxt
 JobCompLoc=$dir/jobs.txt
 AccountingStorageType=accounting_storage/none
@@ -115,7 +128,7 @@ MailProg=/bin/true
 SwitchType=switch/none
 GresTypes=gpu
 JobRequeue=1
-MinJobAge=3600
+MinJobAge=${SLURM_LOCAL_MIN_JOB_AGE:-3600}
 KillWait=30
 InactiveLimit=0
 TCPTimeout=5
@@ -137,9 +150,7 @@ for name in sbatch srun scancel squeue sinfo scontrol; do
     chmod 755 "$dir/bin/$name"
 done
 
-setsid slurmctld -D -i -f "$SLURM_CONF" </dev/null >>"$dir/slurmctld.log" 2>&1 &
-record
-wait_until sh -c 'scontrol ping | grep -q "is UP"' || die "slurmctld does not answer"
+controller
 setsid slurmd -D -f "$SLURM_CONF" </dev/null >>"$dir/slurmd.log" 2>&1 &
 record
 wait_until sh -c 'sinfo -h -p cpu -o %T | grep -q idle' || die "the node does not come up"

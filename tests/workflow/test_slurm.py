@@ -1,6 +1,5 @@
 """The workflow through a real SLURM: jobs that are warned, preempted and cancelled end as if left alone."""
 
-import contextlib
 import json
 import os
 import re
@@ -8,25 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
-import yaml
+from slurm_cluster import MARKS, Jobs, make_checkout, running_cluster, workflow_command
 
 MINUTES = 25  # many times what the disturbed runs take
-pytestmark = [
-    pytest.mark.snakemake,
-    pytest.mark.slow,
-    pytest.mark.timeout(60 * (MINUTES + 10)),
-    pytest.mark.skipif(
-        "TROLL_TEST_SLURM" not in os.environ,
-        reason="installs a SLURM where there is none and takes five minutes; TROLL_TEST_SLURM=1 runs it",
-    ),
-]
-HERE = Path(__file__).parent
-TRAINING = HERE.parent / "training"
+pytestmark = [*MARKS, pytest.mark.timeout(60 * (MINUTES + 10))]
 RUNS = {
     "limit": "tiny/chains/troll/grpo/gpu/seed0",
     "preempted": "tiny/chains/troll/grpo/cpu/seed0",
@@ -45,79 +33,14 @@ assert all(finish(start(run, base, data)) == 0 for run in runs)
 @pytest.fixture(scope="module")
 def cluster():
     """The environment of commands that talk to a SLURM of our own."""
-    directory = Path(tempfile.mkdtemp(prefix="slurm"))
-    script = ["bash", str(HERE / "slurm_local.sh")]
-    settings = {"capture_output": True, "text": True, "env": os.environ | {"SLURM_LOCAL_CPUS": "6"}}
-    started = subprocess.run([*script, "start", str(directory)], **settings)
-    if started.returncode:
-        shutil.rmtree(directory)
-        pytest.skip(f"no SLURM on this machine: {started.stderr.strip().splitlines()[-1]}")
-    environment = os.environ | {
-        "SLURM_CONF": str(directory / "slurm.conf"),
-        "TROLL_ALLOW_CPU": "1",  # its GPUs are files
-        "PATH": f"{directory / 'bin'}:{os.environ['PATH']}",
-        "PYTHONPATH": f"{TRAINING}:{HERE.parents[1]}",
-    }
-    yield environment
-    subprocess.run([*script, "stop", str(directory)], env=environment, check=True, capture_output=True)
-    shutil.rmtree(directory)
+    with running_cluster() as environment:
+        yield environment
 
 
 @pytest.fixture(scope="module")
 def checkout(repository, tmp_path_factory):
     """A copy of the workflow whose profile warns late and has a partition that others may preempt."""
-    directory = tmp_path_factory.mktemp("checkout")
-    shutil.copy(repository / "Snakefile", directory)
-    for name in ("workflow", "envs", "tests/workflow"):
-        shutil.copytree(repository / name, directory / name)
-    profile = directory / "workflow/profiles/slurm"
-    settings = yaml.safe_load((profile / "config.yaml").read_text())
-    training = settings["set-resources"]["train"]
-    assert "USR1@600" in training["slurm_extra"]
-    training |= {"slurm_extra": training["slurm_extra"].replace("600", "60"), "runtime": 20}
-    settings |= {"slurm-init-seconds-before-status-checks": 3, "latency-wait": 10}
-    (profile / "config.yaml").write_text(yaml.safe_dump(settings))
-    partitions = yaml.safe_load((profile / "partitions.yaml").read_text())
-    partitions["partitions"]["low"] = {"max_runtime": 20}
-    (profile / "partitions.yaml").write_text(yaml.safe_dump(partitions))
-    return directory
-
-
-class Jobs:
-    """What SLURM and the system say of the training jobs."""
-
-    def __init__(self, environment, root):
-        self.environment, self.root = environment, root
-
-    def ask(self, *command):
-        result = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True)
-        return result.stdout
-
-    def id_of(self, run):
-        """The newest job of a run; its comment holds the wildcards."""
-        wildcards = run.replace("/seed", "/").replace("/", "_")
-        rows = [line.split("|") for line in self.ask("squeue", "-h", "-t", "all", "-o", "%i|%k").splitlines()]
-        return max((int(job) for job, comment in rows if wildcards in comment), default=None)
-
-    def restarts(self, job):
-        return int(self.show(job)["Restarts"])
-
-    def show(self, job):
-        return dict(re.findall(r"(\w+)=(\S+)", self.ask("scontrol", "show", "job", "-d", str(job))))
-
-    def process_of(self, run):
-        """The training process of a run."""
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                words = path.read_bytes().decode(errors="replace").split("\0")
-                ours = len(words) > 1 and Path(words[1]).name == "troll" and "train" in words
-                if ours and any(word.endswith(f"runs/{run}/run.yaml") for word in words):
-                    return int(path.parent.name)
-        return None
-
-    def lines(self, run):
-        path = self.root / "runs" / run / "metrics.jsonl"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
+    return make_checkout(repository, tmp_path_factory.mktemp("checkout"))
 
 
 def warned(process):
@@ -207,12 +130,6 @@ def disturbed(checkout, cluster):
     finally:
         workflow.kill()
     return jobs, first
-
-
-def workflow_command(files, *options):
-    command = [sys.executable, "-m", "snakemake", "--workflow-profile", "workflow/profiles/slurm"]
-    targets = [f"results/slurm/{file}" for file in files]
-    return [*command, "--configfile", "tests/workflow/slurm.yaml", *options, "--", *targets]
 
 
 def test_disturbed_jobs_end_as_undisturbed_ones(disturbed):

@@ -220,19 +220,22 @@ def status(
     results: ResultsRoot = DEFAULT_RESULTS,
     seeds: Annotated[str | None, typer.Option(help="seeds instead of the file's: 0,1,2")] = None,
     only: Only = None,
+    runs: Annotated[bool, typer.Option("--runs", help="list every run, however many there are")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="keep running and show changes")] = False,
     every: Annotated[float, typer.Option(help="seconds between updates with --watch", min=0.2)] = 2.0,
 ) -> None:
-    """Show the state of every run of an experiment.
+    """Show the states of an experiment's runs.
 
-    A run is done, running (with step and remaining time), failed (with reason and log), stopped, trained or
-    missing. The command only reads files, so it also works on a cluster's login node.
+    A run is done, running (with step and remaining time), pending (with SLURM's reason), failed (with reason
+    and log), stopped, trained or missing. Many runs are counted by group and state. This reads files, and
+    asks `squeue` if there is one.
 
     Example: troll status workflow/config/testbed.yaml --watch
     """
     from troll.experiment.files import read_experiment
     from troll.experiment.looks import with_further_seeds
-    from troll.operations.status import show, status_of
+    from troll.operations.slurm_queue import read_queue
+    from troll.operations.status import show, status_of, with_queue
 
     planned = read_experiment(experiment)
     if seeds is not None:
@@ -240,7 +243,9 @@ def status(
 
     def lines() -> list[str]:
         with_seeds = with_further_seeds(planned, results / planned.experiment)
-        return show(status_of(with_seeds, results, only or []), planned.experiment)
+        found, queue = status_of(with_seeds, results, only or []), read_queue()
+        said = show(with_queue(found, queue), planned.experiment, with_seeds.groups(), every=runs)
+        return [*said, *queue.problems]
 
     if not (watch and sys.stdout.isatty()):
         typer.echo("\n".join(lines()))

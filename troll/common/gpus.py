@@ -1,26 +1,99 @@
-"""Checks that the requested GPUs are there, and avoids a bug of cuDNN."""
+"""Checks that the requested GPUs are there, gives each job its own, and avoids a bug of cuDNN."""
 
+import fcntl
 import os
+import subprocess
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 
 from troll.common.errors import UserError
+from troll.common.progress import say
 
 ALLOW_CPU = "TROLL_ALLOW_CPU"
 """Environment variable: with 1, work that requests GPUs runs on the CPU if there are none (for tests)."""
+CUDA_BUILD = "TORCH=cuda make env"
+"""The command that installs a torch for GPUs, on any machine."""
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_held: list[int] = []
+"""Handles of the locks of this process's GPUs, which the operating system releases when it ends."""
 
 
 def require_gpus(asked: int, where: str) -> int:
-    """Returns the number of visible GPUs (0 if none is asked for); `UserError` if there are too few."""
+    """Takes GPUs that no other job uses, and returns the number of visible ones (0 if none is asked for).
+
+    Raises:
+        UserError: there are fewer than ``asked``, which the user has set ``where``.
+    """
     if not asked:
         return 0
+    _take(asked)
     from torch.cuda import device_count
 
     shown = device_count()
     if shown >= asked or (not shown and os.environ.get(ALLOW_CPU) == "1"):
         return shown
+    if cpu_build := torch_for_cpus():
+        raise UserError(
+            f"{where} is {asked}, but torch {cpu_build} is a build for CPUs, which sees no GPU; "
+            f"{CUDA_BUILD}, or set 0 to use the CPU"
+        )
     remedy = f"set {shown}" if shown else "set 0 to use the CPU"
     raise UserError(
         f"{where} is {asked}, but the number of visible GPUs is {shown}; request more GPUs, or {remedy}"
     )
+
+
+def torch_for_cpus() -> str:
+    """Returns the version of torch if it is a build without support for GPUs; else an empty text."""
+    try:
+        import torch
+    except ImportError:
+        return ""
+    return "" if torch.version.cuda or torch.version.hip else str(torch.__version__)
+
+
+def visible_gpus() -> list[str]:
+    """Returns the GPUs that a process may use, as in CUDA_VISIBLE_DEVICES; needs no torch.
+
+    These are the GPUs in that variable; without it, the indices of all NVIDIA GPUs.
+    """
+    if (given := os.environ.get(_VISIBLE)) is not None:
+        names = [name.strip() for name in given.split(",") if name.strip()]
+        return names[: names.index("-1")] if "-1" in names else names  # CUDA ignores what follows
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        return told.stdout.split()
+    return []
+
+
+def _take(asked: int) -> None:
+    """Makes only ``asked`` GPUs visible to this process, if possible ones that no other process has taken.
+
+    A scheduler does that for its jobs; without one, every job would use the first GPU.
+    """
+    gpus = visible_gpus()
+    if "SLURM_JOB_ID" in os.environ or len(gpus) <= asked:
+        return
+    free = [gpu for gpu in gpus if len(_held) < asked and _lock(gpu)]
+    if len(free) < asked:
+        say(f"only {len(free)} of {len(gpus)} GPUs are free, and {asked} are needed: jobs share some")
+        free += [gpu for gpu in gpus if gpu not in free][: asked - len(free)]
+    os.environ |= {_VISIBLE: ",".join(free), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def _lock(gpu: str) -> bool:
+    """Locks a GPU for this process; False if another process has locked it."""
+    path = Path(tempfile.gettempdir(), f"troll-gpu-{gpu.replace('/', '-')}.lock")
+    handle = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return False
+    _held.append(handle)
+    return True
 
 
 def without_cudnn_attention() -> None:

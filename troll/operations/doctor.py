@@ -12,12 +12,14 @@ from typing import Literal
 
 from troll.common.errors import UserError
 from troll.common.files import nearest_existing, unwritable
+from troll.common.gpus import CUDA_BUILD, torch_for_cpus
 from troll.common.processor import available_cores
 from troll.experiment.experiment import Experiment
 from troll.experiment.model_settings import Wheel
 from troll.experiment.resources import training_request
 from troll.operations.hub_context import config_of, wheel_state
 from troll.operations.rehearsal.report import last_rehearsal
+from troll.operations.slurm_queue import gpu_partitions
 from troll.operations.versions import installed, tool
 
 State = Literal["ok", "note", "missing"]
@@ -144,6 +146,19 @@ def _gpus() -> list[str]:
     return [f"{device.name}, {device.total_memory / GIB:.0f} GiB" for device in devices]
 
 
+def _gpus_of_slurm(needs: Needs, cpu_build: str) -> Finding:
+    """Checks what SLURM's jobs will find: GPUs in a partition, and a torch that can use them."""
+    if cpu_build:
+        found = f"none here; SLURM jobs use this environment, and its torch {cpu_build} is a build for CPUs"
+        return Finding("GPU", "missing", found, CUDA_BUILD)
+    if not (partitions := gpu_partitions()):
+        fix = "`sinfo -o '%R %G'` lists them; partitions.yaml of the profile needs one with max_gpu"
+        return Finding("GPU", "note", "none here, and SLURM names no partition with GPUs", fix)
+    names = ", ".join(f"{name} ({gpus})" for name, gpus in partitions.items())
+    on_a_node = f"srun --partition={next(iter(partitions))} --gpus={max(needs.gpus, 1)} troll doctor FILE"
+    return Finding("GPU", "note", f"none here; SLURM has some in {names}", f"to check a node: {on_a_node}")
+
+
 def _gpu(needs: Needs) -> Finding:
     gpus = _gpus()
     if gpus and len(gpus) < needs.gpus and not tool(("sbatch", "--version")):
@@ -153,11 +168,13 @@ def _gpu(needs: Needs) -> Finding:
         return Finding("GPU", "ok", "; ".join(gpus))
     driver = tool(("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"))
     large = [] if needs.on_processors else [*needs.hub_models, *(wheel.name for wheel in needs.wheels)]
+    cpu_build = torch_for_cpus()
     if driver:
-        fix = "this torch has no CUDA: rm -rf .venv && make env"
-        return Finding("GPU", "missing" if large else "note", f"{driver}, not visible to torch", fix)
-    if large and tool(("sbatch", "--version")):
-        return Finding("GPU", "note", "none here; SLURM jobs request their own")
+        fix = CUDA_BUILD if cpu_build else "see `nvidia-smi`; CUDA_VISIBLE_DEVICES may hide it"
+        what = f"torch {cpu_build} is a build for CPUs" if cpu_build else "not visible to torch"
+        return Finding("GPU", "missing" if large else "note", f"{driver}, but {what}", fix)
+    if (large or needs.gpus) and tool(("sbatch", "--version")):
+        return _gpus_of_slurm(needs, cpu_build)
     if large:
         fix = "use a machine with a GPU: docs/troubleshooting.md, section GPU"
         return Finding("GPU", "missing", f"none; needed for {', '.join(large)}", fix)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,6 +19,7 @@ from troll.analysis.claims.packaged import DEFAULT
 from troll.common.digests import sha256_of_file
 from troll.common.errors import UserError
 from troll.common.files import unwritable
+from troll.common.gpus import visible_gpus
 from troll.experiment.experiment import Experiment
 from troll.experiment.files import parse_experiment, read_configuration
 from troll.experiment.looks import with_further_seeds
@@ -28,6 +30,8 @@ from troll.operations.targets import Targets, skipped_tasks
 
 if TYPE_CHECKING:
     from troll.operations.progress_line.handler import LogHandler
+
+_MOST_REASONS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +45,7 @@ class Invocation:
     public: PublicWork
     line: "LogHandler | None"  # the progress line; None if Snakemake's own log is shown
     started: float  # seconds since the epoch
+    slurm_reasons: Mapping[str, str]  # why SLURM ended jobs, by the job's log; filled while jobs run
 
     @property
     def deployed(self) -> bool:
@@ -133,7 +138,10 @@ class Invocation:
         """Returns the message for the user after a failure."""
         if self.line is not None:
             self.line.end()
-        return f"what is done, and what failed: troll status {quote(str(self.source))}\n"
+        reasons = [f"error: {reason} (log: {log})" for log, reason in self.slurm_reasons.items()]
+        more = [f"and {len(reasons) - _MOST_REASONS} more"] if len(reasons) > _MOST_REASONS else []
+        last = f"what is done, and what failed: troll status {quote(str(self.source))}"
+        return "".join(f"{line}\n" for line in (*reasons[:_MOST_REASONS], *more, last))
 
     def _new(self, path: Path) -> bool:
         return path.exists() and path.stat().st_mtime >= self.started
@@ -155,6 +163,11 @@ def begin(workflow: Any, config: Mapping[str, Any]) -> Invocation:
                 f"{closed} cannot be written; chmod -R u+w results, or link results to another directory"
             )
         line = progress_line.install(workflow, experiment, root)
+        reasons: Mapping[str, str] = {}
+        if workflow.is_main_process and find_spec("snakemake_executor_plugin_slurm"):
+            from troll.operations import slurm_executor
+
+            reasons = slurm_executor.install()
         skipped = skipped_tasks(experiment)
         for task, reason in skipped.items():
             print(f"warning: task {task} is skipped: {reason}", file=sys.stderr)
@@ -171,13 +184,27 @@ def begin(workflow: Any, config: Mapping[str, Any]) -> Invocation:
             from troll.experiment.budget import budget_lines
 
             print("\n".join(budget_lines(experiment)), file=sys.stderr)
+        count_gpus(workflow, targets.most_gpus)
         for mark in targets.stale_marks if writes else ():
             mark.unlink(missing_ok=True)
         public = PublicWork(targets, skipped_parts(experiment.public_data))
     except UserError as error:
         _end(error)
     directory = _rules(workflow).absolute().parent
-    return Invocation(workflow, directory, source, targets, public, line, started)
+    return Invocation(workflow, directory, source, targets, public, line, started, reasons)
+
+
+def count_gpus(workflow: Any, most: int) -> None:
+    """Limits the GPUs of all local jobs together to those that are visible.
+
+    ``--resources gpu=N`` sets another limit. Not lower than ``most``, the GPUs of the largest job, because
+    Snakemake lowers the request of a job that exceeds a limit; such a job says itself that GPUs are missing.
+    Jobs of a scheduler (``--jobs``) have no limit here.
+    """
+    if not most or not workflow.is_main_process or workflow.nodes is not None:
+        return
+    if "gpu" not in workflow.global_resources and (visible := len(visible_gpus())):
+        workflow.register_resource("gpu", max(visible, most))
 
 
 def one_timer(scheduler: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from troll.common.files import write_text
 from troll.common.numerics import last_change
 from troll.experiment.experiment import resolve, resolve_base, run_seeds
-from troll.experiment.resources import Request, base_request, sampling_request, training_request
+from troll.experiment.resources import Request, base_request, growth, sampling_request, training_request
 from troll.operations.doctor import VLLM_ENVIRONMENT
 from troll.operations.outputs import rule_of
 from troll.operations.places import Wildcards, place_of_base, run_id, task_of
@@ -142,6 +142,15 @@ class Asked:
     def minutes(self, wildcards: Wildcards) -> int:
         """Time limit."""
         return self.request(wildcards, 1).minutes
+
+
+def growing(memory_mb: int) -> Callable[[Wildcards, int], int]:
+    """Returns the main memory of a rule whose jobs are alike, as a function that grows with each attempt."""
+
+    def memory(wildcards: Wildcards, attempt: int) -> int:
+        return round(memory_mb * growth(attempt))
+
+    return memory
 
 
 @dataclass(frozen=True)

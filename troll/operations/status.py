@@ -1,7 +1,7 @@
-"""Determines the state of every run of an experiment from its files.
+"""Determines the state of every run of an experiment from its files, and from SLURM's queue if there is one.
 
-Nothing here imports torch or queries a scheduler, so it is fast on a login node too. A run is running if a
-process holds the file lock of its directory, which the operating system releases when the process ends.
+Nothing here imports torch, so it is fast on a login node too. A run is running if a process holds the file
+lock of its directory, which the operating system releases when the process ends.
 """
 
 import fcntl
@@ -9,8 +9,8 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,10 +18,12 @@ from troll.common.files import LOCK, parse_json
 from troll.common.progress import clock
 from troll.experiment.experiment import BASE, Experiment, Run
 from troll.operations.outputs import made
+from troll.operations.slurm_queue import Queue
 
-State = Literal["done", "running", "failed", "stopped", "trained", "missing"]
+State = Literal["done", "running", "pending", "failed", "stopped", "trained", "missing"]
 STATES: dict[State, str] = {
     "running": "a process is training it",
+    "pending": "its job waits in SLURM's queue, for the reason that SLURM gives",
     "failed": "its last attempt ended with an error",
     "stopped": "its last attempt was interrupted; the same command resumes from the last checkpoint",
     "trained": "the model is trained, but not yet sampled and graded",
@@ -35,6 +37,9 @@ _RECENT_STEPS = 50
 _QUIET_S = 300.0
 _LOG_STAGES = ("sample", "grade", "sample_suites", "grade_suites")
 _SUITES = "suites/graded.json"
+_UNEVENTFUL = ("trained", "missing", "done")  # states of runs that need no attention
+_MOST_LINES = 40  # with more runs, only those that need attention are listed, up to `_MOST_OF_A_STATE`
+_MOST_OF_A_STATE = 10
 _LARGEST = 2**63  # larger numbers in a metrics file are damage; below it, arithmetic cannot overflow
 _ERROR = re.compile(r"^error: (.+?)(?: \(log: [^)]*\))?$", re.MULTILINE)
 
@@ -200,11 +205,35 @@ def _line(status: RunStatus) -> str:
     return f"{status.state:8} {progress} {status.name}".rstrip()
 
 
-def show(statuses: Iterable[RunStatus], title: str) -> list[str]:
+def with_queue(statuses: Iterable[RunStatus], queue: Queue) -> list[RunStatus]:
+    """Returns the states with what SLURM's queue says: runs whose jobs wait, or run without a step yet."""
+    told = []
+    for status in statuses:
+        job = queue.job_of(status.name) if status.state not in ("done", "running") else None
+        if job is None:
+            told.append(status)
+        elif job.pending:
+            before = f"; the attempt before it: {status.reason}" if status.reason else ""
+            told.append(replace(status, state="pending", reason=f"{job.words()}{before}"))
+        elif status.state == "trained":  # it is being sampled or graded
+            told.append(replace(status, reason=job.words()))
+        else:
+            told.append(replace(status, state="running", reason=job.words(), log=None))
+    return told
+
+
+def show(
+    statuses: Sequence[RunStatus],
+    title: str,
+    groups: Mapping[str, Sequence[Run]] | None = None,
+    *,
+    every: bool = False,
+) -> list[str]:
     """Formats the states as lines of text: a summary, then a line for each, in the order of `STATES`.
 
     Columns: state, steps done/total, time left, success of the newest rollout batch, name. Reason and log
-    follow on lines of their own.
+    follow on lines of their own. With more than `_MOST_LINES`, and unless ``every`` is set, a table of groups
+    and states takes the place of the runs that need no attention.
     """
     order = list(STATES)
     ordered = sorted(statuses, key=lambda status: order.index(status.state))
@@ -212,10 +241,38 @@ def show(statuses: Iterable[RunStatus], title: str) -> list[str]:
     counts = Counter(status.state for status in runs)
     parts = ", ".join(f"{counts[state]} {state}" for state in reversed(order) if counts[state])
     lines = [f"{title}: {len(runs)} runs: {parts}"]
-    for status in ordered:
-        lines.append(_line(status))
-        if status.reason:
-            lines.append(f"{'':9}{status.reason}")
-        if status.log is not None:
-            lines.append(f"{'':9}log: {status.log}")
+    if every or len(ordered) <= _MOST_LINES:
+        return lines + [line for status in ordered for line in _lines(status)]
+    lines += _table(runs, groups or {})
+    for state in order:
+        members = [status for status in ordered if status.state == state]
+        if state in _UNEVENTFUL:
+            members = [status for status in members if status.reason]
+        lines += [line for status in members[:_MOST_OF_A_STATE] for line in _lines(status)]
+        if (more := len(members) - _MOST_OF_A_STATE) > 0:
+            lines.append(f"{'':9}and {more} more {state}")
+    return [*lines, "every run: --runs"]
+
+
+def _lines(status: RunStatus) -> Iterator[str]:
+    yield _line(status)
+    if status.reason:
+        yield f"{'':9}{status.reason}"
+    if status.log is not None:
+        yield f"{'':9}log: {status.log}"
+
+
+def _table(runs: Sequence[RunStatus], groups: Mapping[str, Sequence[Run]]) -> list[str]:
+    """Returns the numbers of runs by group and state; empty without groups."""
+    if not groups:
+        return []
+    state_of = {status.name: status.state for status in runs}
+    shown = [state for state in reversed(STATES) if state in state_of.values()]
+    width = max(map(len, ("group", *groups)))
+    lines = [f"  {'group':{width}}{'runs':>8}" + "".join(f"{state:>9}" for state in shown)]
+    for name, members in groups.items():
+        counts = Counter(state_of[run.run_id] for run in members if run.run_id in state_of)
+        if total := counts.total():
+            numbers = "".join(f"{counts[state] or '-':>9}" for state in shown)
+            lines.append(f"  {name:{width}}{total:>8}{numbers}")
     return lines

@@ -111,6 +111,13 @@ class Targets:
         return largest_values(self.experiment, self.runs, "gpus")
 
     @cached_property
+    def most_gpus(self) -> int:
+        """GPUs of the largest job; 0 if no job uses a GPU."""
+        training = max(self.gpus_by_place.values(), default=0)
+        split = int(self.experiment.evaluation.engine_options.get("tensor_parallel_size", 1))
+        return max(training, split) if training else 0
+
+    @cached_property
     def trains_with_vllm(self) -> bool:
         """Whether any run samples its rollouts with vLLM."""
         return any(self.experiment.training_of(run).vllm for run in self.runs)

@@ -138,7 +138,7 @@ rule cost:
         "../../envs/train.yaml"
     threads: workflow.cores
     resources:
-        mem_mb=6000,
+        mem_mb=growing(6000),
         runtime=60,
     params:
         out=lambda wildcards, output: os.path.dirname(output[0]),
@@ -169,7 +169,7 @@ rule cost_step:
         "../../envs/train.yaml"
     threads: workflow.cores
     resources:
-        mem_mb=6000,
+        mem_mb=growing(6000),
         runtime=60,
     params:
         out=lambda wildcards, output: os.path.dirname(output[0]),
@@ -196,7 +196,7 @@ rule difficulty:
         "../../envs/train.yaml"
     threads: 1
     resources:
-        mem_mb=3000,
+        mem_mb=growing(3000),
         runtime=60,
     params:
         bases=TARGETS.base_directories,

@@ -10,7 +10,7 @@ from troll.common.numerics import last_change
 from troll.experiment.experiment import BASE
 from troll.experiment.resources import FIXED
 from troll.operations.invocation import begin
-from troll.operations.parameters import Parameters, Requests
+from troll.operations.parameters import Parameters, Requests, growing
 from troll.operations.parts import parts_of
 from troll.operations.places import one_of, task_of
 

@@ -47,7 +47,7 @@ rule grade:
         "../../envs/evaluate.yaml"
     threads: 1
     resources:
-        mem_mb=FIXED["grade"].memory_mb,
+        mem_mb=growing(FIXED["grade"].memory_mb),
         runtime=FIXED["grade"].minutes,
     params:
         task=task_of,
@@ -104,7 +104,7 @@ rule sample_benchmark:
         "../../envs/train.yaml"
     threads: 1
     resources:
-        mem_mb=2000,
+        mem_mb=growing(2000),
         runtime=60,
     params:
         checkpoint=lambda wildcards, input: f"{os.path.dirname(input.manifest)}/checkpoint",
@@ -129,7 +129,7 @@ rule grade_benchmark:
         "../../envs/evaluate.yaml"
     threads: workflow.cores
     resources:
-        mem_mb=4000,
+        mem_mb=growing(4000),
         runtime=60,
     message:
         "grade {wildcards.benchmark}, {wildcards.answers}"
@@ -178,7 +178,7 @@ rule audit:
         "../../envs/evaluate.yaml"
     threads: workflow.cores
     resources:
-        mem_mb=4000,
+        mem_mb=growing(4000),
         runtime=120,
     params:
         out=lambda wildcards, output: os.path.splitext(output[0])[0],

@@ -33,7 +33,7 @@ rule base_model:
         "../../envs/train.yaml"
     threads: 1
     resources:
-        mem_mb=2000,
+        mem_mb=growing(2000),
         runtime=30,
     params:
         config=PARAMETERS.base_model,

@@ -61,7 +61,7 @@ rule grade_suites:
         "../../envs/evaluate.yaml"
     threads: 1
     resources:
-        mem_mb=FIXED["grade_suites"].memory_mb,
+        mem_mb=growing(FIXED["grade_suites"].memory_mb),
         runtime=FIXED["grade_suites"].minutes,
     params:
         data=f"{ROOT}/suites",

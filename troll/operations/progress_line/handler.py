@@ -36,12 +36,15 @@ _NOISE = re.compile(
     r"Rules claiming more threads|Conda environments: ignored|Singularity containers: ignored|Group jobs: |"
     r"Select jobs to execute|Execute \d+ jobs|Removing output files of failed job|Touching output file|"
     r"Removing temporary output|Config file .* is (extended|replaced)|Elapsed time: |Storing |"
-    r"Exiting because a job execution failed|.* has been submitted with|SLURM run ID|At least one job did not"
+    r".* has been submitted with|SLURM run ID|Falling back to 'sacct'|Auto-selected partition"
 )
 """Uninformative messages, which are not shown. All others are, and all warnings and errors."""
 _BASES = ("base_model", "hub_model")
 _INTERRUPTED = "Terminating processes on user request"
-_JOBS_FAILED = "At least one job did not complete successfully"
+_JOBS_FAILED = re.compile(
+    r"At least one job did not complete successfully|Exiting because a job execution failed"
+)
+"""Adds nothing to the messages of the failed jobs, and is the last thing that Snakemake says."""
 _COMPLETE = re.compile(r"Complete log\(s\): (.+)")
 _RAN = re.compile(r"CalledProcessError|returned non-zero exit status|Command .* died with")
 _OF_A_JOB = re.compile(r"CalledProcessError in file \S.*, line \d+")
@@ -112,7 +115,7 @@ class LogHandler(LogHandlerBase):
     def _handle(self, record: logging.LogRecord) -> None:
         told: Any = record
         text = record.getMessage()
-        if self._interrupted and _JOBS_FAILED in text:
+        if (self._interrupted or self._state.failed) and _JOBS_FAILED.search(text):
             return
         match getattr(record, "event", None):
             case LogEvent.RUN_INFO:
