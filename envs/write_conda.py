@@ -90,8 +90,8 @@ def closure(extra: str) -> frozenset[str]:
             wanted = {"", *extras}
             if item.marker and not any(item.marker.evaluate(_MARKERS | {"extra": one}) for one in wanted):
                 continue
-            # torch's CUDA builds name libraries that its CPU builds, for which the pins are, do not need.
-            if name == "torch" and canonicalize_name(item.name) not in pins():
+            # Only torch's CUDA builds need these; the pins are for its CPU builds.
+            if name == "torch" and "platform_system" in str(item.marker):
                 continue
             waiting.append((canonicalize_name(item.name), frozenset(item.extras)))
     return frozenset(needed)

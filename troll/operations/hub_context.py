@@ -34,10 +34,12 @@ def known_context(model_id: str) -> int | None:
 def _context_in(config: Path | None) -> int | None:
     if config is None:
         return None
-    from transformers import AutoConfig
-
     try:
         facts = json.loads(config.read_text(encoding="utf-8"))
+        if isinstance(context := facts.get("max_position_embeddings"), int):
+            return context
+        from transformers import AutoConfig  # late: slow, and only for models with a nested configuration
+
         return context_of(AutoConfig.for_model(facts.pop("model_type"), **facts))
     except Exception:  # of several kinds; loading the model reports what is wrong with the file
         return None
