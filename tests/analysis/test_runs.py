@@ -281,6 +281,21 @@ def test_a_number_of_grades_that_is_none_is_named(run_dir: Path, value: object) 
         read_directories([run_dir])
 
 
+def test_validation_on_data_sets_is_a_curve_for_each_and_their_mean(run_dir: Path) -> None:
+    path = run_dir / "metrics.jsonl"
+    first, *others = [json.loads(line) for line in path.read_text().splitlines()]
+    shares = {f"validation_success/{name}": place / 10 for place, name in enumerate(MATH_EVAL, start=1)}
+    some = dict(list(shares.items())[1:])
+    lines = [first | shares, others[0] | some, *others[1:]]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    runs = read_directories([run_dir]).runs
+    found = runs[runs["metric"].str.startswith("validation_success/")]
+    assert set(found["source"]) == {"validation"}
+    mean = {"validation_success/math-eval": 0.4}
+    assert dict(found[found["step"] == 1][["metric", "value"]].to_numpy()) == pytest.approx(shares | mean)
+    assert dict(found[found["step"] == 2][["metric", "value"]].to_numpy()) == pytest.approx(some)
+
+
 def test_the_mean_of_math_eval_is_official_only_where_every_set_is(run_dir: Path) -> None:
     def entry(official: bool) -> dict:
         metrics = {"pass@1": 0.25, "disagreements": 3} | ({"official/pass@1": 0.5} if official else {})

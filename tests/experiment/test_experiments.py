@@ -345,6 +345,16 @@ def test_a_run_file_of_another_version_is_one_line(data, tmp_path):
             {"math5000": {}},
             ["tasks.chains.evaluate_on", "did you mean 'math500'"],
         ),
+        (
+            ("tasks", "chains", "validate_on"),
+            {"math5000": "all"},
+            ["tasks.chains.validate_on", "did you mean 'math500'"],
+        ),
+        (
+            ("tasks", "chains", "validate_on"),
+            {"math500": 0},
+            ["tasks.chains.validate_on.math500 is 0, must be an integer > 0 or 'all'"],
+        ),
         (("matrix",), [{"group": "Paper sizes"}], ["matrix[0].group", "'Paper sizes'", "lowercase letters"]),
     ],
 )
@@ -362,6 +372,10 @@ def test_tasks_that_evaluate_on_the_same_set_take_as_much_of_it(data):
     for task, count in (("chains", 3), ("functions", 4)):
         data["tasks"][task]["evaluate_on"] = {"math500": {"test": count}}
     with pytest.raises(UserError, match=r"functions.evaluate_on.math500.test: 4, but task chains takes 3"):
+        parse_experiment(data, "x")
+    data["tasks"]["functions"]["evaluate_on"] = {}
+    data["tasks"]["functions"]["validate_on"] = {"math500": "all"}
+    with pytest.raises(UserError, match=r"functions.validate_on.math500: all, but task chains takes 3"):
         parse_experiment(data, "x")
 
 

@@ -128,6 +128,11 @@ def test_the_budget_scales_the_published_step_times(paper):
     assert gpu_hours(training, 8, projected=True) == pytest.approx(92.906 * 2 * 1001 * 4 / 3600)
     short = training.model_copy(update={"max_response_tokens": 2048})
     assert gpu_hours(short, 4, projected=False) == pytest.approx(85.133 / 2 * 1001 * 4 / 3600)
+    seldom = training.model_copy(update={"rollout_batches": 20, "validate_every": 10})
+    with_validation = 20 + 3 * 1024 / 2048  # before the first batch and after the tenth and the last
+    assert gpu_hours(seldom, 4, projected=False, validation_responses=1024) == pytest.approx(
+        85.133 * with_validation * 4 / 3600
+    )
     both = budget_of(paper, paper.groups()["paper_sizes"])
     assert both.runs == 10 and both.unknown == 0
     assert both.disk_gb == pytest.approx(2 * 4 * (0.6 + 1.7 + 4 + 8 + 14))

@@ -210,6 +210,14 @@ def test_parameters_are_those_of_the_place(targets):
     assert found.test_problems(PLACE) == f"{ROOT}/data/chains/test.jsonl"
     assert said(parameters.tokenizer({"model": "tiny"}))["vocabulary"] == 512
     assert resolve(found.experiment, found.experiment.run(NAME)).training.max_response_tokens == 30
+    tasks["chains"]["validate_on"] = {"gsm8k": 4, "math500": "all"}
+    validating = targets(tasks=tasks)
+    assert validating.suites == {"gsm8k": 4, "math500": "all"}
+    files = [f"{ROOT}/suites/{name}/test.jsonl" for name in ("gsm8k", "math500")]
+    assert validating.validation_suites(RUN) == files and validating.suite_problems(PLACE) == files[:1]
+    run = said(Parameters(validating).run(RUN))
+    assert run.pop("validate_on") == tasks["chains"]["validate_on"]
+    assert set(said(parameters.run(RUN))) == set(run), "a run that validates on nothing has another digest"
     skipping = Targets(found.experiment, {"gsm8k": "not here"})
     assert skipping.suite_problems(PLACE) == [] and len(skipping.grades(PLACE)) == 1
 
@@ -275,5 +283,5 @@ def test_code_is_skipped_where_nothing_can_be_confined(targets, monkeypatch):
     reason = (False, "bwrap: not found")
     monkeypatch.setattr("troll.tasks.sandbox.pool.sandbox_available", lambda: reason)
     assert module.skipped_tasks(targets().experiment) == {"functions": "bwrap: not found"}
-    chains = SimpleNamespace(tasks={"chains": SimpleNamespace(evaluate_on={})})
+    chains = SimpleNamespace(tasks={"chains": SimpleNamespace(evaluate_on={}, validate_on={})})
     assert module.skipped_tasks(chains) == {}

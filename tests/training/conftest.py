@@ -1,6 +1,7 @@
 """Builds trainers on the tiny model, and writes runs."""
 
 import functools
+import shutil
 
 import pytest
 import torch
@@ -24,10 +25,13 @@ def forked_commands(forked):
 
 @pytest.fixture(scope="session")
 def run_data(tmp_path_factory):
-    """Problems of a small task."""
+    """Problems of a small task; in suites/, those of its test split to validate on."""
     directory = tmp_path_factory.mktemp("data")
     config = {"name": "chains", "train": 32, "validation": 8, "test": 8, "settings": {"operations": [2]}}
     write_problems(config, directory)
+    suite = directory / "suites/chains"
+    suite.mkdir(parents=True)
+    shutil.copy(directory / "test.jsonl", suite)
     return directory
 
 

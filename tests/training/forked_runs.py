@@ -24,7 +24,7 @@ def start(out, base, data, prepare=None, terminal=None):
     if terminal is not None:
         os.dup2(terminal, 2)
     sys.argv = ["troll", "--log", str(out / "log"), "job", "train", str(out / "run.yaml")]
-    sys.argv += ["--base", str(base), "--data", str(data)]
+    sys.argv += ["--base", str(base), "--data", str(data), "--suites", str(data / "suites")]
     status = 120
     try:
         if prepare is not None:

@@ -23,7 +23,7 @@ PPO_MAX = {
 DAPO = {"rule": "remax", "training": {"dynamic_sampling": {}, "overlong": {"buffer": 6}}}
 
 
-def write_run(repository, out, estimator="grpo", trust_region="troll", **changes):
+def write_run(repository, out, estimator="grpo", trust_region="troll", validate_on=None, **changes):
     """Writes run.yaml of the reduced experiment's run with a rule and an estimator, with changes."""
     data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
     data["estimators"] |= {"ppo-max": PPO_MAX, "dapo": DAPO}
@@ -34,6 +34,7 @@ def write_run(repository, out, estimator="grpo", trust_region="troll", **changes
         if (run.task, run.trust_region, run.estimator) == ("chains", trust_region, estimator)
     )
     config = resolve(experiment, run).model_dump()
+    config["validate_on"] = validate_on or {}
     config["training"] |= {"rollout_batches": 8, "max_response_tokens": 12} | changes
     write_run_file(out / "run.yaml", RunConfig.model_validate(config))
     return out
@@ -42,7 +43,7 @@ def write_run(repository, out, estimator="grpo", trust_region="troll", **changes
 def command(out, base, data, *options):
     troll = ["troll"] if VARIABLE in os.environ else [sys.executable, "-m", "troll.cli"]
     troll += ["--log", str(out / "log"), "job", "train", str(out / "run.yaml")]
-    return [*troll, "--base", str(base), "--data", str(data), *options]
+    return [*troll, "--base", str(base), "--data", str(data), "--suites", str(data / "suites"), *options]
 
 
 def metrics(out):

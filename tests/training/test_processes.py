@@ -24,7 +24,8 @@ HERE = Path(__file__).parent
 def two(tiny_base, run_data, repository, tmp_path_factory):
     """What two processes ended with, by method, and where."""
     out = tmp_path_factory.mktemp("two")
-    run_cases.write_run(repository, out / "run", gpus=2, rollout_batches=6, checkpoint_every=1)
+    changes = {"gpus": 2, "rollout_batches": 6, "checkpoint_every": 1, "validate_on": {"chains": 8}}
+    run_cases.write_run(repository, out / "run", **changes)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = os.environ | {"PYTHONPATH": f"{HERE}:{HERE.parents[1]}", "HF_HUB_OFFLINE": "1"}
     command += [str(HERE / "two_processes.py"), str(tiny_base), str(out), str(run_data)]
@@ -47,6 +48,12 @@ def test_the_critic_is_wrapped_like_the_policy_and_equal_everywhere(two):
     assert found["wrapped"] == "DistributedDataParallel"
     assert found["restored"]
     assert found["generated"] == 4 * 32
+
+
+@pytest.mark.slow
+def test_two_processes_solve_every_problem_of_a_validation_once(two):
+    # Each row's reward is another power of two.
+    assert two[0]["greedy"] == pytest.approx((2**7 - 1) / 7, abs=0)
 
 
 @pytest.mark.slow

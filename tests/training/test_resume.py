@@ -43,6 +43,7 @@ def test_a_run_killed_at_random_moments_ends_as_an_uninterrupted_one(
     # Validations and checkpoints do not fall together: a result may wait for the line after a checkpoint.
     batches = 8 + 3 * KILLS
     settings = {"rollout_batches": batches, "checkpoint_every": 2, "validate_every": 3, "checkpoints_kept": 3}
+    settings["validate_on"] = {"chains": 8}
     whole, killed = (configure(tmp_path / name, **settings) for name in ("whole", "killed"))
     kills = script("killed_runs.py", whole, killed, guessing_base, run_data, KILLS, 5)
     # A machine that is slow to kill may find the run complete before the last one.
@@ -51,7 +52,8 @@ def test_a_run_killed_at_random_moments_ends_as_an_uninterrupted_one(
     rows = run_cases.metrics(killed)
     assert rows == run_cases.metrics(whole) and len(rows) == batches * 4
     assert batches % 3 and "validation_success" in rows[-1], "transformers validates after the last step, too"
-    assert sum("validation_success" in row for row in rows) == batches // 3 + 2
+    for name in ("validation_success", "validation_success/chains"):
+        assert sum(name in row for row in rows) == batches // 3 + 2
     assert run_cases.weights(killed) == run_cases.weights(whole)
 
 

@@ -74,7 +74,13 @@ METRICS = _by_name(
         in_points=True,
     ),
     Metric(
-        *("validation_success", SHARE, "correct responses on the validation split"),
+        *(
+            "validation_success",
+            SHARE,
+            "correct responses on the validation split; `validation_success/<data set>`: greedy responses to "
+            "the test problems of a data set in [`validate_on`](configuration.md#tasksettings), and "
+            "`validation_success/math-eval`: their mean over the seven sets of the paper's MATH Eval",
+        ),
         label="validation success (%)",
         scale="share",
     ),

@@ -112,6 +112,9 @@ def train(
     run: Annotated[Path, typer.Argument(help="a run.yaml; results are written next to it")],
     base: Annotated[Path, typer.Option(help="checkpoint of the base model")],
     data: Annotated[Path, typer.Option(help="directory with the task's problems")],
+    suites: Annotated[
+        Path | None, typer.Option(help="directory of the data sets that the run validates on")
+    ] = None,
     tracking: Annotated[
         str, typer.Option(envvar="TROLL_TRACKING", help="also log metrics to tensorboard, wandb or trackio")
     ] = "none",
@@ -131,8 +134,8 @@ def train(
 
     After SIGUSR1 or SIGTERM it saves its state at the end of the rollout batch, and exits with status 75.
 
-    Reads run.yaml, the base model and DATA/{train,validation}.jsonl; writes metrics.jsonl, checkpoint/ and
-    manifest.json next to run.yaml.
+    Reads run.yaml, the base model, DATA/{train,validation}.jsonl and, for each data set in validate_on,
+    SUITES/<data set>/test.jsonl; writes metrics.jsonl, checkpoint/ and manifest.json next to run.yaml.
 
     Example: troll job train \
     results/testbed/runs/tiny/chains/troll/grpo/stale/seed0/run.yaml \
@@ -169,7 +172,7 @@ def train(
                 return  # another attempt, for which this one waited, finished the run
             from troll.training.run import train_run
 
-            train_run(config, base, data, run.parent, tracking, not_finite)
+            train_run(config, base, data, run.parent, suites, tracking, not_finite)
     except Stopped as stopped:
         if rank in (None, "0"):
             say(str(stopped))

@@ -9,6 +9,7 @@ from troll.experiment.experiment import Experiment, Run
 from troll.experiment.model_settings import Hub, Wheel
 from troll.experiment.published import read_published
 from troll.experiment.settings import Training
+from troll.experiment.sizes import validation_responses
 
 # The published step times were measured with Qwen3-4B and the paper's batch on four GPUs.
 _BILLIONS = 4.0
@@ -51,14 +52,24 @@ def step_seconds() -> dict[str, float]:
     return {str(row["method"]).lower(): float(row["value"]) for row in rows}
 
 
-def gpu_hours(training: Training, billions: float, *, projected: bool) -> float:
-    """Estimates the GPU-hours of a run, in proportion to parameters, responses and longest response."""
+def gpu_hours(
+    training: Training, billions: float, *, projected: bool, validation_responses: int = 0
+) -> float:
+    """Estimates the GPU-hours of a run, in proportion to parameters, responses and longest response.
+
+    A response of a validation counts as much as one that is trained on, which is more than it takes.
+    """
     batch = step_seconds()["troll" if projected else "clip"]
     batch *= billions / _BILLIONS
     batch *= training.prompts_per_batch * training.responses_per_prompt / _RESPONSES
     batch *= training.max_response_tokens / _TOKENS
     batch *= _CRITIC if training.critic is not None else 1.0
-    return batch * training.rollout_batches * _GPUS / 3600
+    batches = float(training.rollout_batches)
+    if training.validate_every:  # also before the first and after the last batch
+        validations = 1 + -(-training.rollout_batches // training.validate_every)
+        responses = training.prompts_per_batch * training.responses_per_prompt
+        batches += validations * validation_responses / responses
+    return batch * batches * _GPUS / 3600
 
 
 def budget_of(experiment: Experiment, runs: Sequence[Run]) -> Budget:
@@ -71,7 +82,12 @@ def budget_of(experiment: Experiment, runs: Sequence[Run]) -> Budget:
             unknown += 1
             continue
         projected = experiment.trust_regions[run.trust_region].rule.startswith("troll")
-        hours += gpu_hours(experiment.training_of(run), billions, projected=projected)
+        hours += gpu_hours(
+            experiment.training_of(run),
+            billions,
+            projected=projected,
+            validation_responses=validation_responses(experiment, run),
+        )
         disk += billions * _WEIGHTS
     return Budget(len(runs), unknown, hours, disk)
 
@@ -117,5 +133,5 @@ def budget_lines(experiment: Experiment) -> list[str]:
         f"  estimates: a rollout batch of Qwen3-4B takes {seconds['clip']:.0f} s (clip) or "
         f"{seconds['troll']:.0f} s (troll) on {_GPUS} GPUs,",
         "  as published; other runs scale with parameters, responses and longest response, and a critic",
-        "  doubles the time. Without validation, sampling and grading. `all` counts each run once.",
+        "  doubles the time. With validation; without sampling and grading. `all` counts each run once.",
     ]

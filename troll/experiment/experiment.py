@@ -44,7 +44,7 @@ from troll.tasks.registry import check_settings, get_task
 
 BASE = "base"
 # Keys of a task that run.yaml leaves out, or takes with defaults filled in (`settings`).
-_NO_TASK = {"training", "settings", "evaluate_on"}
+_NO_TASK = {"training", "settings", "evaluate_on", "validate_on"}
 
 
 class Block(StrictModel):
@@ -257,6 +257,7 @@ def resolve(experiment: Experiment, run: Run) -> RunConfig:
         ),
         condition=ConditionOfRun(name=run.condition),
         training=experiment.training_of(run),
+        validate_on=experiment.tasks[run.task].validate_on,
         seeds=run_seeds(run),
         rehearsal=experiment.rehearsal,
     )

@@ -64,7 +64,7 @@ class ProblemsConfig(StrictModel):
 
     name: str = Field(description="name of the task")
     train: Size | None = None
-    validation: Size | None = None
+    validation: Whole | Literal["all"] | None = None
     test: Size | None = None
     settings: dict[str, Any] = Field({}, description="settings of the task's generator")
 
@@ -74,7 +74,7 @@ class TaskOfRun(StrictModel):
 
     name: str
     train: Size
-    validation: Size
+    validation: Whole | Literal["all"]
     test: Size
     settings: dict[str, Any]
 
@@ -130,6 +130,10 @@ class RunConfig(StrictModel):
     estimator: RuleOfRun
     condition: ConditionOfRun
     training: Training
+    # Left out if empty, as above.
+    validate_on: dict[str, Size] = Field(
+        {}, description="data sets to validate on, by name", exclude_if=lambda value: not value
+    )
     seeds: SeedsOfRun
     rehearsal: Rehearsal = False
 

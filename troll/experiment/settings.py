@@ -222,12 +222,23 @@ class TaskSettings(StrictModel):
     """A task of the experiment: sizes of its splits, settings, and overrides of training."""
 
     train: Size = Field(2000, description="number of training problems, or all of a public data set")
-    validation: Size = Field(64, description="number of validation problems, for progress during training")
+    validation: Whole | Literal["all"] = Field(
+        64,
+        description="number of validation problems, which are solved every `validate_every` rollout "
+        "batches with one response at the temperature of rollouts; a public data set without a validation "
+        "split takes them out of its training problems, unless this is 0",
+    )
     test: Size = Field(64, description="number of test problems, for the final evaluation")
     settings: dict[str, Any] = Field(
         {}, description="settings of the task's generator (listed in docs/configuration.md)"
     )
     evaluate_on: dict[str, Suite] = Field({}, description="further data sets to evaluate on, by name")
+    validate_on: dict[str, Size] = Field(
+        {},
+        description="data sets whose test problems are solved every `validate_every` rollout batches, "
+        "each with one greedy response (paper): the number of problems, or all, by name; metrics.jsonl has a "
+        "curve for each, `validation_success/<data set>`",
+    )
     training: dict[str, Any] = Field({}, description="overrides of training for this task")
 
 

@@ -168,22 +168,22 @@ def _task_problems(name: str, task: TaskSettings) -> Iterator[str]:
             f"tasks.{name}: has no training problems, only {', '.join(DATA_SETS[name].parts)}; to evaluate "
             f"models of another task on it, use tasks.<task>.evaluate_on"
         )
-    for suite in task.evaluate_on:
-        if suite not in _suites():
-            yield _choices(f"tasks.{name}.evaluate_on", suite, _suites())
+    for key in ("evaluate_on", "validate_on"):
+        for suite in getattr(task, key):
+            if suite not in _suites():
+                yield _choices(f"tasks.{name}.{key}", suite, _suites())
 
 
 def _suite_problems(experiment: Experiment) -> Iterator[str]:
-    """Checks that tasks evaluate on the same number of problems of a data set, since they share its file."""
+    """Checks that all places take the same number of problems of a data set, since they share its file."""
     sizes: dict[str, tuple[str, int | str]] = {}
     for name, task in experiment.tasks.items():
-        for suite, settings in task.evaluate_on.items():
-            other, size = sizes.setdefault(suite, (name, settings.test))
-            if size != settings.test:
-                yield (
-                    f"tasks.{name}.evaluate_on.{suite}.test: {settings.test}, but task {other} takes {size}; "
-                    "use the same number"
-                )
+        asked = [(suite, f"evaluate_on.{suite}.test", item.test) for suite, item in task.evaluate_on.items()]
+        asked += [(suite, f"validate_on.{suite}", size) for suite, size in task.validate_on.items()]
+        for suite, key, wanted in asked:
+            other, size = sizes.setdefault(suite, (name, wanted))
+            if size != wanted:
+                yield (f"tasks.{name}.{key}: {wanted}, but task {other} takes {size}; use the same number")
 
 
 def _rule_problems(experiment: Experiment) -> Iterator[str]:

@@ -34,7 +34,7 @@ def _models(experiment: Experiment, runs: Iterable[Run]) -> list[ModelSettings]:
 
 
 def needed_data(experiment: Experiment, runs: Iterable[Run]) -> dict[str, list[str]]:
-    """Maps names of public data sets to the splits needed: all for a task, "test" for one in evaluate_on."""
+    """Maps names of public data sets to the splits needed: all for a task, "test" for a suite."""
     tasks = dict.fromkeys(run.task for run in runs)
     data_sets = {
         name: [split for split in DATA_SETS[name].parts if split != "all"]
@@ -42,7 +42,7 @@ def needed_data(experiment: Experiment, runs: Iterable[Run]) -> dict[str, list[s
         if name not in testbed.NAMES
     }
     for name in tasks:
-        for suite in experiment.tasks[name].evaluate_on:
+        for suite in (*experiment.tasks[name].evaluate_on, *experiment.tasks[name].validate_on):
             data_sets.setdefault(suite, ["test"])
     return data_sets
 

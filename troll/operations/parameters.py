@@ -46,13 +46,14 @@ class Parameters:
     def problems(self, wildcards: Wildcards) -> str:
         """Sizes of a task's splits."""
         settings = self.targets.experiment.tasks[wildcards["task"]]
-        sizes = settings.model_dump(exclude={"training", "evaluate_on"})
+        sizes = settings.model_dump(exclude={"training", "evaluate_on", "validate_on"})
         return settings_file("problems", {"name": wildcards["task"], **sizes})
 
     def suite_problems(self, wildcards: Wildcards) -> str:
-        """Number of problems of a data set in ``evaluate_on``."""
-        name = wildcards["suite"]
-        return settings_file("problems", {"name": name, "test": self.targets.suites[name].test})
+        """Number of problems of a data set in ``evaluate_on`` or ``validate_on``."""
+        name, tasks = wildcards["suite"], self.targets.experiment.tasks
+        settings = {"settings": tasks[name].settings} if name in tasks and tasks[name].settings else {}
+        return settings_file("problems", {"name": name, "test": self.targets.suites[name], **settings})
 
     def tokenizer(self, wildcards: Wildcards) -> str:
         """Texts, vocabulary size and number of demonstrations of a model's tokenizer."""

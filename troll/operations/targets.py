@@ -17,7 +17,7 @@ from troll.experiment.budget import billions_of
 from troll.experiment.directories import released_directory
 from troll.experiment.experiment import Experiment, Run
 from troll.experiment.keys import largest_values, planned_keys, suites_of
-from troll.experiment.settings import Suite
+from troll.experiment.settings import Size, Suite
 from troll.operations.outputs import made, rule_of
 from troll.operations.places import Wildcards, place_of_base, place_of_run, places_of, run_id_of, task_of
 
@@ -33,7 +33,7 @@ def skipped_tasks(experiment: Experiment) -> dict[str, str]:
     from troll.tasks.registry import get_task
     from troll.tasks.sandbox.pool import sandbox_available
 
-    suites = [name for task in experiment.tasks.values() for name in task.evaluate_on]
+    suites = [name for task in experiment.tasks.values() for name in (*task.evaluate_on, *task.validate_on)]
     names = dict.fromkeys([*experiment.tasks, *suites])
     code = [task for task in names if get_task(task).kind == "code"]
     available, reason = sandbox_available() if code else (True, "")
@@ -80,10 +80,11 @@ class Targets:
         return list(dict.fromkeys(run.task for run in self.runs))
 
     @property
-    def suites(self) -> dict[str, Suite]:
-        """Data sets in the ``evaluate_on`` of any task."""
+    def suites(self) -> dict[str, Size]:
+        """Number of problems of the data sets in the ``evaluate_on`` or ``validate_on`` of any task."""
         tasks = self.experiment.tasks.values()
-        return {name: suite for task in tasks for name, suite in task.evaluate_on.items()}
+        evaluated = {name: suite.test for task in tasks for name, suite in task.evaluate_on.items()}
+        return evaluated | {name: size for task in tasks for name, size in task.validate_on.items()}
 
     @property
     def pretrained(self) -> list[str]:
@@ -225,6 +226,11 @@ class Targets:
     def suite_problems(self, wildcards: Wildcards) -> list[str]:
         """Files of the problems of further data sets for a place."""
         return [f"{self.root}/suites/{name}/test.jsonl" for name in self.suites_of(task_of(wildcards))]
+
+    def validation_suites(self, wildcards: Wildcards) -> list[str]:
+        """Files of the problems of the data sets that a run validates on."""
+        names = self.experiment.tasks[wildcards["task"]].validate_on
+        return [f"{self.root}/suites/{name}/test.jsonl" for name in names]
 
     def grades_of(self, place: str) -> list[str]:
         """Returns the files that exist once a place is graded."""

@@ -44,7 +44,8 @@ def write_problems(config: Mapping[str, Any], out: Path) -> None:
     settings = check_settings(task, config.get("settings", {}))
     for split in [name for name in SPLITS if name in config]:
         if config[split] == "all":
-            problems = whole_split(task.name, split, settings)
+            validated = config.get("validation") != 0
+            problems = whole_split(task.name, split, settings, validated=validated)
         else:
             problems = task.generate(split, config[split], DATA_SEED, settings)
         write_jsonl(out / f"{split}.jsonl", (problem.as_row() for problem in problems))

@@ -128,14 +128,10 @@ class MetricsCallback(TrainerCallback):
         if not logs or "train_runtime" in logs or not state.is_world_process_zero:
             return
         if any(key.startswith("eval_") for key in logs):
-            success = logs.get("eval_success", logs["eval_reward"])
-            validation = {"validation_success": float(success)}
+            validation = {"validation_success": float(logs.get("eval_success", logs["eval_reward"]))}
             if "eval_success" in logs:
                 validation["validation_reward"] = float(logs["eval_reward"])
-            if state.global_step >= state.max_steps:  # there is no next line
-                self._add_to_last(validation)
-            else:
-                self._pending |= validation
+            self.add_validation(validation, over=state.global_step >= state.max_steps)
             return
         row: dict[str, Any] = {}
         # A task with partial credit logs its success beside the mean reward; else they are the same.
@@ -147,6 +143,13 @@ class MetricsCallback(TrainerCallback):
                 row[renamed.get(key, key)] = value
         self._append(state.global_step, row, {key: logs[key] for key in ("step_time",) if key in logs})
         self._pending = {}
+
+    def add_validation(self, values: Mapping[str, float], *, over: bool) -> None:
+        """Adds results of validation to the next line, or to the last one if training is ``over``."""
+        if over:
+            self._add_to_last(values)
+        else:
+            self._pending |= values
 
     def stopped_at(self, step: int) -> None:
         """Appends the line of a step whose loss was not finite, for which there is no log."""

@@ -1,5 +1,6 @@
 """Training prompts: problems in TRL's format, filtered by length, and where rollouts end."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,22 +74,25 @@ def prompt_of(tokenizer: Any, text: str) -> str | list[dict[str, str]]:
 
 
 def read_problems(
-    task: Task, data: Path, tokenizer: Any, limit: int | None
-) -> tuple[list[Problem], list[Problem], dict[str, int], str]:
-    """Train and validation problems whose prompts have at most ``limit`` tokens, chat template included.
+    files: Mapping[str, tuple[Task, Path]], tokenizer: Any, limit: int | None
+) -> tuple[dict[str, list[Problem]], dict[str, int], str]:
+    """The problems of each file whose prompts have at most ``limit`` tokens, chat template included.
 
-    Also returns the numbers of omitted problems, ``overlong_train`` and ``overlong_validation``, and a digest
-    of the token ids of all prompts, omitted ones included.
+    Also returns the numbers of omitted problems, ``overlong_<name of the file>``, and a digest of the token
+    ids of all prompts, omitted ones included.
     """
-    kept, overlong, read = [], {}, []
-    for split in ("train", "validation"):
-        problems = task.load(data / f"{split}.jsonl")
+    kept, overlong, read = {}, {}, []
+    for name, (task, path) in files.items():
+        problems = task.load(path)
         ids = encode(tokenizer, [problem.prompt for problem in problems])
         read += ids
-        within = [item for item, one in zip(problems, ids, strict=True) if limit is None or len(one) <= limit]
-        kept.append(within)
-        overlong[f"overlong_{split}"] = len(problems) - len(within)
+        kept[name] = [
+            item for item, one in zip(problems, ids, strict=True) if limit is None or len(one) <= limit
+        ]
+        overlong[f"overlong_{name}"] = len(problems) - len(kept[name])
+        if not kept[name]:
+            raise UserError(f"{path}: every prompt has more than {limit} tokens; raise max_prompt_tokens")
     if any(overlong.values()):
         counts = " and ".join(f"{count} {name[9:]}" for name, count in overlong.items())
-        say(f"{data}: {counts} problems omitted because their prompts have more than {limit} tokens")
-    return kept[0], kept[1], overlong, digest_of_ids(read)
+        say(f"{counts} problems omitted because their prompts have more than {limit} tokens")
+    return kept, overlong, digest_of_ids(read)

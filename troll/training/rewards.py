@@ -2,7 +2,7 @@
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -72,16 +72,47 @@ class RewardedTrainer(OrderedTrainer):
         rewards = rewards + self.signal.penalty(rewards.new_tensor([len(response) for response in ids]))
         return rewards.repeat_interleave(self.num_generations)
 
+    def greedy_success(self, rows: Sequence[Mapping[str, Any]], reward: Any) -> tuple[float, float]:
+        """Greedy responses to the ``prompt`` of each row: share with a reward of 1, and mean reward.
+
+        Every process generates for equally many rows in equally many batches, as sharded models and vLLM need
+        all processes at once; the rows that fill up a process's share do not count.
+        """
+        own = rows[self.accelerator.process_index :: self.accelerator.num_processes]
+        share, size = -(-len(rows) // self.accelerator.num_processes), self.args.per_device_eval_batch_size
+        filled = [*own, *rows[: share - len(own)]]
+        rewards: list[float] = []
+        training = self.model.training
+        self.model.eval()
+        with self._greedy(), self._unlogged():
+            for start in range(0, share, size):
+                batch = filled[start : start + size]
+                _, ids, _, responses, *_ = self._generate([row["prompt"] for row in batch])
+                counted = len(own[start : start + size])
+                names = [row["task_id"] for row in batch[:counted]]
+                given = {"completions": responses[:counted], "completion_ids": ids[:counted]}
+                rewards += reward(**given, task_id=names)
+        self.model.train(training)
+        sums = [float(rewards.count(1.0)), sum(rewards)]
+        found = torch.tensor(sums, dtype=torch.float64, device=self.accelerator.device)
+        success, mean = (self.accelerator.reduce(found, "sum") / len(rows)).tolist()
+        return success, mean
+
     @contextmanager
     def _greedy(self) -> Iterator[None]:
         sampling = self.generation_config
         self.generation_config = copy.deepcopy(sampling)
         # The other values are transformers' defaults, which have no effect on greedy decoding.
         self.generation_config.update(do_sample=False, temperature=1.0, top_p=1.0, top_k=50, min_p=None)
+        engine = self.vllm_generation if self.use_vllm else None
+        if engine is not None:
+            temperature, engine.temperature = engine.temperature, 0.0
         try:
             yield
         finally:
             self.generation_config = sampling
+            if engine is not None:
+                engine.temperature = temperature
 
     @contextmanager
     def _unlogged(self) -> Iterator[None]:

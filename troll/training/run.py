@@ -27,6 +27,7 @@ from troll.tasks.verifiers.fractions import SCORED
 from troll.training.callbacks import MetricsCallback, ProgressCallback, StopOnSignal
 from troll.training.checkpoints import CheckpointCallback, expect_tied_weights
 from troll.training.config import TrustRegionConfig
+from troll.training.held_out import HeldOutCallback, HeldOutSet
 from troll.training.manifest import manifest_of
 from troll.training.method import BLOCKS
 from troll.training.outputs import save_model, whole_state
@@ -53,6 +54,7 @@ def trainer_config(config: RunConfig, out: Path) -> TrustRegionConfig:
     blocks = {name: getattr(training, name) for name in BLOCKS}
     if not ESTIMATORS[estimator.rule].needs_values:
         blocks["critic"] = None  # an experiment may set a critic for all its runs
+    validates = bool(training.validate_every and config.task.validation)
     arguments = TrustRegionConfig(
         trust_region=rule.rule,
         trust_region_settings=rule.settings,
@@ -87,9 +89,9 @@ def trainer_config(config: RunConfig, out: Path) -> TrustRegionConfig:
         logging_steps=1,
         save_strategy="steps",
         save_steps=training.checkpoint_every * training.steps_per_batch,
-        eval_strategy="steps" if training.validate_every else "no",
+        eval_strategy="steps" if validates else "no",
         eval_steps=max(1, training.validate_every) * training.steps_per_batch,
-        eval_on_start=bool(training.validate_every),
+        eval_on_start=validates,
         eval_loss=False,
         num_generations_eval=1,
         per_device_eval_batch_size=max(1, responses // processes),
@@ -175,9 +177,8 @@ def coin(task_id: str, response: str) -> float:
     return float(derive_seed(stream="rehearsal", task_id=task_id, response=response) % 2)
 
 
-def _dataset(problems: Sequence[Problem], tokenizer: Any) -> Dataset:
-    rows = [{"prompt": prompt_of(tokenizer, item.prompt), "task_id": item.task_id} for item in problems]
-    return Dataset.from_list(rows)
+def _rows(problems: Sequence[Problem], tokenizer: Any) -> list[dict[str, Any]]:
+    return [{"prompt": prompt_of(tokenizer, item.prompt), "task_id": item.task_id} for item in problems]
 
 
 def _pretraining_rows(config: RunConfig, tokenizer: Any) -> Any:
@@ -188,11 +189,30 @@ def _pretraining_rows(config: RunConfig, tokenizer: Any) -> Any:
     return rows_of(tokenizer, task.demonstrate(PRETRAINING_ROWS, 0, config.task.settings))
 
 
+def _files(config: RunConfig, task: Task, data: Path, suites: Path | None) -> dict[str, tuple[Task, Path]]:
+    """The files of problems that a run reads, by name of the split or data set, with their tasks."""
+    splits = ("train", "validation") if config.task.validation else ("train",)
+    files = {split: (task, data / f"{split}.jsonl") for split in splits}
+    for name in config.validate_on:
+        if suites is None:
+            raise UserError(f"run {config.run_id}: validates on {name}; give the directory of its problems")
+        files[name] = (get_task(name), suites / name / "test.jsonl")
+    return files
+
+
+def _held_out(config: RunConfig, suite: Task, problems: Sequence[Problem], tokenizer: Any) -> HeldOutSet:
+    by_name = {item.task_id: item for item in problems}
+    reward = reward_function(suite, by_name, tokenizer, rehearsal=config.rehearsal)
+    partial = any(SCORED in item.record for item in problems)
+    return HeldOutSet(_rows(problems, tokenizer), reward, partial)
+
+
 def train_run(
     config: RunConfig,
     base: Path,
     data: Path,
     out: Path,
+    suites: Path | None = None,
     tracking: str = "none",
     not_finite: Literal["stop", "zero"] = "stop",
 ) -> None:
@@ -202,6 +222,7 @@ def train_run(
         base: directory of the base model's checkpoint.
         data: directory with train.jsonl and validation.jsonl of the task.
         out: the run's directory, for metrics.jsonl, checkpoint/ and, written last, manifest.json.
+        suites: directory with ``<name>/test.jsonl`` of the data sets in ``validate_on``, if there are any.
         tracking: additional tracker of the metrics, see `troll.training.tracking`.
         not_finite: handling of a loss that is not finite: ``stop`` raises; ``zero`` ends the run without a
             checkpoint and records `NOT_FINITE` in the manifest. With several processes it always raises.
@@ -215,7 +236,9 @@ def train_run(
     without_cudnn_attention()
     check_checkpoint(base)
     tokenizer = load_policy_tokenizer(base)
-    train, validation, overlong, prompts = read_problems(task, data, tokenizer, training.max_prompt_tokens)
+    files = _files(config, task, data, suites)
+    problems, overlong, prompts = read_problems(files, tokenizer, training.max_prompt_tokens)
+    train, validation = problems["train"], problems.get("validation", [])
     if len(train) < training.prompts_per_batch:
         raise UserError(
             f"run {config.run_id}: prompts_per_batch is {training.prompts_per_batch}, but task "
@@ -233,8 +256,8 @@ def train_run(
             rehearsal=config.rehearsal,
         ),
         args=trainer_config(config, trainer_directory),
-        train_dataset=_dataset(train, tokenizer),
-        eval_dataset=_dataset(validation, tokenizer),
+        train_dataset=Dataset.from_list(_rows(train, tokenizer)),
+        eval_dataset=Dataset.from_list(_rows(validation, tokenizer)) if validation else None,
         processing_class=tokenizer,
         pretraining_rows=_pretraining_rows(config, tokenizer),
     )
@@ -248,13 +271,19 @@ def train_run(
         ProgressCallback(config.run_id, measure="reward", label="reward" if partial else "success"),
     ):
         trainer.add_callback(callback)
+    if training.validate_every and config.validate_on:
+        sets = {
+            name: _held_out(config, files[name][0], problems[name], tokenizer) for name in config.validate_on
+        }
+        every = training.validate_every * training.steps_per_batch
+        trainer.add_callback(HeldOutCallback(trainer, metrics, sets, every))
     if tracking != "none":
         trainer.add_callback(TrackingCallback(tracking, out / "metrics.jsonl", config))
     resume = checkpoints.newest(trainer_directory)
     if resume:
         expect_tied_weights(trainer.model)
         trainer.args.eval_on_start = False  # its result is in the metrics or pending in the checkpoint
-    inputs = {"base_model": base, "train": data / "train.jsonl", "validation": data / "validation.jsonl"}
+    inputs = {"base_model": base} | {name: path for name, (_, path) in files.items()}
     try:
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     except NotFinite as error:

@@ -32,6 +32,7 @@ rule train:
         base=rules.base_model.output.manifest,
         train=rules.problems.output.train,
         validation=rules.problems.output.validation,
+        suites=TARGETS.validation_suites,
     output:
         manifest=f"{RUN}/manifest.json",
     log:
@@ -55,4 +56,4 @@ rule train:
         "train {wildcards.task}/{wildcards.trust_region}/{wildcards.estimator}/{wildcards.condition}/seed{wildcards.seed}"
     shell:
         "exec {params.troll} --log {log:q} job train {input.run:q} --base {params.base:q} --data {params.data:q}"
-        " --on-limit {resources.on_limit}"
+        " --suites {ROOT:q}/suites --on-limit {resources.on_limit}"

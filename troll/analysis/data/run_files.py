@@ -14,6 +14,7 @@ from troll.tasks.datasets.catalogue import MATH_EVAL
 
 COORDINATES = ("experiment", "run_id", "model", "task", "trust_region", "estimator", "condition", "seed")
 _NOT_A_METRIC = {"step", "rollout_batch", "time"}
+_VALIDATION = "validation_success"
 _LARGEST = 2**63  # exclusive bound of integers in a table
 _SHOWN = 100  # characters of a value that a message quotes
 
@@ -131,6 +132,7 @@ def _metric_rows(path: Path) -> Iterator[dict[str, Any]]:
         wall_s = _number(time.get("wall_s", math.nan), f"{where}: time.wall_s")
         common = {"step": step, "rollout_batch": batch, "wall_s": wall_s}
         values = {name: value for name, value in line.items() if name not in _NOT_A_METRIC}
+        values |= _math_eval_success(values)
         values |= {f"time/{name}": value for name, value in time.items() if name != "wall_s"}
         for name, value in values.items():
             if value is None:
@@ -141,6 +143,13 @@ def _metric_rows(path: Path) -> Iterator[dict[str, Any]]:
             has_values = True
     if not has_values:
         raise UserError(f"{path}: no line has a metric besides its step and times")
+
+
+def _math_eval_success(values: Mapping[str, Any]) -> dict[str, float]:
+    """The mean of a validation over the paper's mathematics sets, if it has all of them."""
+    shares = [values.get(f"{_VALIDATION}/{name}") for name in MATH_EVAL]
+    found = [float(share) for share in shares if isinstance(share, int | float)]
+    return {f"{_VALIDATION}/math-eval": sum(found) / len(found)} if len(found) == len(MATH_EVAL) else {}
 
 
 def _is_count(value: Any) -> TypeGuard[int]:

@@ -207,6 +207,7 @@ def _task(experiment: Experiment, name: str, prompts: int, scale: Scale) -> dict
         **sizes,
         "settings": task.settings,
         "evaluate_on": suites,
+        "validate_on": dict.fromkeys(task.validate_on, _SUITE),
         "training": scale.training(task.training),
     }
 

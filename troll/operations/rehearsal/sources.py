@@ -191,7 +191,10 @@ def check_data(experiment: Experiment, runs: Sequence[Run]) -> tuple[list[Check]
     needed = needed_data(experiment, runs)
     for name, splits in needed.items():
         item = DATA_SETS[name]
-        key = f"tasks.{name}" if name in experiment.tasks else f"tasks.*.evaluate_on.{name}"
+        key = f"tasks.{name}"
+        if name not in experiment.tasks:
+            evaluated = any(name in task.evaluate_on for task in experiment.tasks.values())
+            key = f"tasks.*.{'evaluate_on' if evaluated else 'validate_on'}.{name}"
         try:
             mirrored = mirror_of(item) is not None
         except UserError as error:

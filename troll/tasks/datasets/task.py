@@ -20,8 +20,14 @@ from troll.tasks.verifiers.math import math_rewards
 _VALIDATION = 256
 
 
-def whole_split(name: str, split: Split, settings: Mapping[str, Any] | None = None) -> list[Problem]:
-    """Returns all problems of a split of a data set, in the source's order."""
+def whole_split(
+    name: str, split: Split, settings: Mapping[str, Any] | None = None, *, validated: bool = True
+) -> list[Problem]:
+    """Returns all problems of a split of a data set, in the source's order.
+
+    If a data set has no validation problems, they are taken out of its training problems; without
+    ``validated`` these are complete.
+    """
     item = DATA_SETS[name]
     source = split if split in item.parts else "train" if split == "validation" else None
     if source is None or source not in item.parts:
@@ -31,7 +37,7 @@ def whole_split(name: str, split: Split, settings: Mapping[str, Any] | None = No
     if loaded.provenance["substitute"]:  # noted in every problem, as its file may be copied
         note = {"substitute": loaded.provenance["note"]}
         problems = [replace(problem, record={**problem.record, **note}) for problem in problems]
-    if "validation" not in item.parts and split in ("train", "validation"):
+    if validated and "validation" not in item.parts and split in ("train", "validation"):
         order = list(range(len(problems)))
         random.Random(derive_seed(stream="validation", task=item.name)).shuffle(order)
         chosen = set(order[:_VALIDATION])
