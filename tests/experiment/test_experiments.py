@@ -13,6 +13,8 @@ from troll.common.seeding import derive_seed
 from troll.experiment.experiment import resolve
 from troll.experiment.files import load_experiment, parse_experiment, read_run_file, write_run_file
 from troll.experiment.model_settings import ModelSettings
+from troll.experiment.settings import TaskSettings, Training
+from troll.experiment.sizes import train_problems
 from troll.experiment.validation import LEAST_VOCABULARY, RULES, STEP_SHAPES, shape_problems
 from troll.training.base_model import new_model
 from troll.training.tokenizer import train_tokenizer
@@ -98,6 +100,7 @@ def _set(data, path, value):
             ["training.regulariser.place", "unknown key 'place'; it is now called applied_to"],
         ),
         (("trust_regions", "clip"), "clip", ["trust_regions.clip", "block with keys rule", "'clip'"]),
+        (("training", "epochs"), 0, ["training.epochs is 0, must be an integer > 0"]),
         (("training", "keep"), True, ["training.keep is True, must be an integer > 0"]),
         (("training", "mini_batches"), 7, ["7", "mini_batches", "128 responses"]),
         (("training", "learning_rate"), float("nan"), ["training.learning_rate", "nan"]),
@@ -377,6 +380,25 @@ def test_tasks_that_evaluate_on_the_same_set_take_as_much_of_it(data):
     data["tasks"]["functions"]["validate_on"] = {"math500": "all"}
     with pytest.raises(UserError, match=r"functions.validate_on.math500: all, but task chains takes 3"):
         parse_experiment(data, "x")
+
+
+@pytest.mark.parametrize(
+    ("epochs", "task", "batches"),
+    [
+        (None, {"train": 600}, 1001),
+        (20, {"train": 600}, 20 * 2),  # two batches of 256 in an epoch, 88 problems left out
+        (1000, {"train": 600}, 1001),
+        (20, {"train": "all", "validation": 0}, 580),  # the length of the paper's runs on GSM8K
+        (20, {"train": "all"}, 20 * ((7473 - 256) // 256)),  # 256 problems are held out for validation
+        (20, {"train": 100}, 1001),  # too few for a batch, which is an error of its own
+    ],
+)
+def test_epochs_limit_the_rollout_batches(epochs, task, batches):
+    training = Training.model_validate({"epochs": epochs})
+    problems = train_problems("gsm8k", TaskSettings.model_validate(task))
+    assert training.within_epochs(problems).rollout_batches == batches
+    assert training.within_epochs(None) == training, "the size of a data set may be unknown"
+    assert ("epochs" in training.model_dump()) == (epochs is not None)
 
 
 def test_demonstrations_are_asked_for_only_where_there_are_some(data):

@@ -77,6 +77,12 @@ def test_equal_seeds_give_equal_runs_and_a_killed_run_goes_on(
     assert not (whole / "trainer").exists()
 
 
+def test_epochs_end_a_run_before_its_last_rollout_batch(configure, guessing_base, run_data, tmp_path):
+    out = configure(tmp_path / "run", rollout_batches=20, epochs=1, validate_every=0)
+    subprocess.run(command(out, guessing_base, run_data), check=True)
+    assert len(metrics(out)) == 32 / 4 * 4, "32 problems are 8 rollout batches of 4, each with 4 steps"
+
+
 def test_a_second_process_waits_for_the_first_and_leaves_its_result(
     configure, guessing_base, run_data, tmp_path
 ):

@@ -86,7 +86,7 @@ def budget_of(experiment: Experiment, runs: Sequence[Run]) -> Budget:
             experiment.training_of(run),
             billions,
             projected=projected,
-            validation_responses=validation_responses(experiment, run),
+            validation_responses=validation_responses(run.task, experiment.tasks[run.task]),
         )
         disk += billions * _WEIGHTS
     return Budget(len(runs), unknown, hours, disk)

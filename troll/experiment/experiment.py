@@ -40,6 +40,7 @@ from troll.experiment.settings import (
     TaskSettings,
     Training,
 )
+from troll.experiment.sizes import train_problems
 from troll.tasks.registry import check_settings, get_task
 
 BASE = "base"
@@ -204,11 +205,13 @@ class Experiment(StrictModel):
 
         Overrides come, in this order, from the estimator's recipe (PPO-max has one), model, task, trust
         region, estimator and condition. Blocks such as ``critic`` are merged key by key; null removes one.
+        ``epochs`` limits the rollout batches if the number of training problems is known.
         """
         settings: Mapping[str, Any] = self.training.model_dump()
         for override in self.overrides_of(run).values():
             settings = merged(settings, override)
-        return Training.model_validate(settings)
+        problems = train_problems(run.task, self.tasks[run.task])
+        return Training.model_validate(settings).within_epochs(problems)
 
     def overrides_of(self, run: Run) -> dict[str, Mapping[str, Any]]:
         """Returns the overrides of a run's training settings, in order, by their key path in the file."""

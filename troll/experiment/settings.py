@@ -101,6 +101,13 @@ class Training(StrictModel):
     RENAMED: ClassVar = {"passes": "num_iterations"}
 
     rollout_batches: Count = Field(1001, description="number of rollout batches of a run")
+    # Left out at its default, so that digests of older configurations stay the same.
+    epochs: Count | None = Field(
+        None,
+        description="largest number of times that a run goes through the training problems, in whole rollout "
+        "batches; it ends then, or after rollout_batches, whichever comes first (paper: 20); none: no limit",
+        exclude_if=lambda value: value is None,
+    )
     prompts_per_batch: Count = Field(256, description="prompts in a rollout batch (P)")
     responses_per_prompt: Count = Field(8, description="responses sampled for each prompt (G)")
     mini_batches: Count = Field(8, description="optimiser steps in one pass over a rollout batch")
@@ -198,6 +205,17 @@ class Training(StrictModel):
                 "with right and wrong responses"
             )
         return self
+
+    def within_epochs(self, problems: int | None) -> "Training":
+        """Returns these settings with the rollout batches that ``epochs`` allows with this many problems.
+
+        An epoch has as many rollout batches as can be filled: the rest of its problems is left out, as TRL
+        and verl do. Unchanged if the number of problems is unknown (None) or too small for a batch.
+        """
+        if self.epochs is None or problems is None or problems < self.prompts_per_batch:
+            return self
+        allowed = self.epochs * (problems // self.prompts_per_batch)
+        return self.model_copy(update={"rollout_batches": min(self.rollout_batches, allowed)})
 
     @property
     def steps_per_batch(self) -> int:

@@ -244,6 +244,7 @@ def train_run(
             f"run {config.run_id}: prompts_per_batch is {training.prompts_per_batch}, but task "
             f"{task.name} has {len(train)} train problems; raise tasks.{task.name}.train"
         )
+    limited = config.model_copy(update={"training": training.within_epochs(len(train))})
     trainer_directory = out / "trainer"
     partial = any(SCORED in item.record for item in train)
     trainer = TrustRegionTrainer(
@@ -255,7 +256,7 @@ def train_run(
             partial=partial,
             rehearsal=config.rehearsal,
         ),
-        args=trainer_config(config, trainer_directory),
+        args=trainer_config(limited, trainer_directory),
         train_dataset=Dataset.from_list(_rows(train, tokenizer)),
         eval_dataset=Dataset.from_list(_rows(validation, tokenizer)) if validation else None,
         processing_class=tokenizer,

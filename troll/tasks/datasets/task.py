@@ -16,8 +16,8 @@ from troll.tasks.types import Demonstration, Problem, Split, Task
 from troll.tasks.verifiers.code import code_rewards
 from troll.tasks.verifiers.math import math_rewards
 
-# How many training problems are used for validation if a data set has no such split.
-_VALIDATION = 256
+HELD_OUT = 256
+"""Number of training problems that are used for validation if a data set has no such split."""
 
 
 def whole_split(
@@ -40,7 +40,7 @@ def whole_split(
     if validated and "validation" not in item.parts and split in ("train", "validation"):
         order = list(range(len(problems)))
         random.Random(derive_seed(stream="validation", task=item.name)).shuffle(order)
-        chosen = set(order[:_VALIDATION])
+        chosen = set(order[:HELD_OUT])
         problems = [p for number, p in enumerate(problems) if (number in chosen) == (split == "validation")]
     return [applied(problem, settings or {}) for problem in problems]
 
