@@ -209,3 +209,21 @@ def test_a_damaged_time_of_a_job_is_as_one_that_is_not_there(data, tmp_path, tex
     assert time_of(experiment, clip, tmp_path) == 40.0
     (tmp_path / f"reduced/benchmarks/sample/runs/{clip.run_id}.jsonl").write_text(f"{text}\n")
     assert time_of(experiment, clip, tmp_path) == 20.0
+
+
+def test_a_large_matrix_is_shown_by_group(data, tmp_path):
+    regions = {f"clip{n}": data["trust_regions"]["clip"] for n in range(50)}
+    first, rest = [*regions][:10], [*regions][10:]
+    blocks = [{"group": "mine", "trust_regions": first}, {"group": "rest", "trust_regions": rest}]
+    many = parse_experiment(data | {"trust_regions": regions, "matrix": blocks, "seeds": [0, 1, 2]}, "x")
+    tasks = len(many.tasks)
+    lines = plan(many, tmp_path)
+    rows = [line.split() for line in lines[1:4]]
+    steps = str(many.training_of(many.runs()[0]).steps)
+    assert [row[:3] for row in rows] == [
+        ["mine", str(10 * tasks), str(30 * tasks)],
+        ["rest", str(40 * tasks), str(120 * tasks)],
+        ["all", str(50 * tasks), str(150 * tasks)],
+    ]
+    assert all(row[3] == steps for row in rows)
+    assert lines[4:6] == ["", "every run: --names"] and lines[6].startswith(f"{150 * tasks} runs from ")

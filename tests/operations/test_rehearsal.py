@@ -217,10 +217,10 @@ def test_a_figure_without_a_limit_is_found(contents, monkeypatch):
     experiment = experiment_of(contents)
     monkeypatch.setattr(make, "make", lambda *_: Figure(figsize=(5, 60)))
     monkeypatch.setattr(figures, "figures_of", lambda *_: [(entries("figure")["main"], "", "main")])
-    (check,) = figures.check_figures(experiment)
+    (check,) = figures.check_figures(experiment, experiment.runs())
     assert check.state == "ok"
     monkeypatch.setattr(style, "_frame", lambda _: {"dpi": 200})
-    (check,) = figures.check_figures(experiment)
+    (check,) = figures.check_figures(experiment, experiment.runs())
     assert check.state == "failed" and check.key == "figures.main"
     assert check.found.startswith("1,000 x 12,000 pixels") and "at most 4,000 pixels" in check.found
 
@@ -229,7 +229,7 @@ def test_what_is_found_is_written_down_told_to_the_doctor_and_is_the_status(cont
     from troll.cli import app
     from troll.operations.rehearsal import figures
 
-    monkeypatch.setattr(figures, "check_figures", lambda _: [])
+    monkeypatch.setattr(figures, "check_figures", lambda *_: [])
     monkeypatch.chdir(REPOSITORY)
     contents["models"]["Qwen3-0.6B"] = {"hub": {"id": "Qwen/Qwem3-0.6B"}}
     file = tmp_path / "small.yaml"

@@ -87,6 +87,7 @@ def test_an_outage_of_the_controller_costs_no_job(cluster, jobs, submit):
     workflow = submit(["data/chains/train.jsonl"], "--retries", "0")
     wait_until(away(1), process=workflow)  # before the job is submitted
     switch("recover")
+    wait_until(lambda: "controller answers again" in workflow.said(), process=workflow)
     held = wait_until(lambda: jobs.process_with("problems", "results/slurm/data/chains"), process=workflow)
     os.kill(held, signal.SIGSTOP)
     switch("outage")

@@ -1,7 +1,7 @@
 """Shows an experiment's runs as a table, with their time estimated from earlier runs on this machine."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,10 @@ _SIZES = (
     "max_response_tokens",
     "keep",
 )
+_MOST_LINES = 40
+_HEADER = ("model", "task", "trust region", "estimator", "condition", "seeds", "steps", "time of a run")
+Coordinates = tuple[str, str, str, str, str]
+"""Model, task, trust region, estimator and condition: what runs that differ only in their seed share."""
 # What reading a file with arbitrary content may raise.
 _BROKEN = (OSError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError)
 
@@ -142,36 +146,66 @@ def _budgeted(experiment: Experiment, runs: Sequence[Run]) -> str:
 
 
 def plan(experiment: Experiment, results: Path) -> list[str]:
-    """Formats the expanded matrix as lines of text: one for all seeds of a combination, and the total."""
+    """Formats the expanded matrix as lines of text: one for all seeds of a combination, and the total.
+
+    With more than `_MOST_LINES` combinations there is a line for each group of runs instead.
+    """
     seen = list(earlier_runs(results))
-    groups: dict[tuple[str, ...], list[Run]] = {}
+    combinations: dict[Coordinates, list[Run]] = {}
     for run in experiment.runs():
-        key = (run.model, run.task, run.trust_region, run.estimator, run.condition)
-        groups.setdefault(key, []).append(run)
-    rows: list[tuple[str, ...]] = [
-        ("model", "task", "trust region", "estimator", "condition", "seeds", "steps", "time of a run")
-    ]
+        combinations.setdefault(_coordinates(run), []).append(run)
     known, unknown = 0.0, 0
-    for coordinates, runs in groups.items():
+    rows: dict[Coordinates, tuple[str, ...]] = {}
+    for coordinates, runs in combinations.items():
         training = experiment.training_of(runs[0])
         times = [estimate(experiment, run, training, seen) for run in runs]
         estimates = [value for value in times if value is not None]
         known += sum(estimates)
         unknown += len(times) - len(estimates)
         shown = f"about {clock(mean(estimates))}" if estimates else _budgeted(experiment, runs)
-        rows.append((*coordinates, str(len(runs)), str(training.steps), shown))
-    count = sum(map(len, groups.values()))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
-    bases = experiment.bases()
-    lines = [*("  ".join(row).rstrip() for row in cells), ""]
-    lines.append(f"{count} runs from {len(bases)} base model{'s' if len(bases) != 1 else ''}")
-    if unknown == count:
-        lines[-1] += f"; time unknown: no finished run of this kind from this machine under {results}/"
+        rows[coordinates] = (*coordinates, str(len(runs)), str(training.steps), shown)
+    if len(rows) > _MOST_LINES:
+        lines = _table(("group", "combinations", "runs", "steps of a run"), _by_group(experiment))
+        lines += ["", "every run: --names"]
     else:
-        lines[-1] += f"; about {clock(known)} on one core, estimated from earlier runs on this machine"
-        lines[-1] += f"; time of {unknown} unknown" if unknown else ""
-    return lines
+        header = (
+            "model",
+            "task",
+            "trust region",
+            "estimator",
+            "condition",
+            "seeds",
+            "steps",
+            "time of a run",
+        )
+        lines = [*_table(header, rows.values()), ""]
+    count, bases = sum(map(len, combinations.values())), experiment.bases()
+    total = f"{count} runs from {len(bases)} base model{'s' if len(bases) != 1 else ''}"
+    if unknown == count:
+        total += f"; time unknown: no finished run of this kind from this machine under {results}/"
+    else:
+        total += f"; about {clock(known)} on one core, estimated from earlier runs on this machine"
+        total += f"; time of {unknown} unknown" if unknown else ""
+    return [*lines, total]
+
+
+def _coordinates(run: Run) -> Coordinates:
+    return run.model, run.task, run.trust_region, run.estimator, run.condition
+
+
+def _by_group(experiment: Experiment) -> Iterator[tuple[str, ...]]:
+    """Yields a row for each group of runs, and one for all runs."""
+    for name, members in {**experiment.groups(), "all": experiment.runs()}.items():
+        steps = [experiment.training_of(run).steps for run in members]
+        shown = f"{min(steps)} to {max(steps)}" if min(steps) < max(steps) else str(steps[0])
+        yield name, str(len({_coordinates(run) for run in members})), str(len(members)), shown
+
+
+def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    cells = [header, *rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in cells)
+    return ["  ".join(row).rstrip() for row in padded]
 
 
 def kept_aggregations(experiment: Experiment) -> list[str]:

@@ -35,7 +35,6 @@ _STATES = {
     "BOOT_FAIL": "lost its node, which did not boot",
     "DEADLINE": "could not end before its deadline",
 }
-_ERROR = re.compile(r"^error: ", re.MULTILINE)
 
 
 def install() -> Mapping[str, str]:
@@ -127,6 +126,7 @@ class Executor(SlurmExecutor):
             self._say_away()
             if self._ending.wait(_ASK_EVERY_S):
                 return False
+        self._say_back()
         return True
 
     def _say_away(self) -> None:
@@ -156,16 +156,13 @@ def reason_of(job_info: Any, message: str) -> str:
         asked = job.resources.get("mem_mb")
         limit = f" of {asked:,} MB" if isinstance(asked, int) else ""
         again = getattr(job, "attempt", 1) <= getattr(job, "restart_times", 0)
-        remedy = (
-            "the next attempt asks for more" if again else f"raise mem_mb of {job.rule.name} in the profile"
-        )
+        remedy = "the next attempt asks for more" if again else f"raise mem_mb of {job.name} in the profile"
         return f"SLURM job {number} exceeded its memory{limit}; {remedy}"
     return f"SLURM job {number} {_STATES[state]}" if state in _STATES else ""
 
 
 def note(log: Path, reason: str) -> None:
-    """Appends a reason to a job's log, unless the job has written an error of its own."""
-    if not _ERROR.search(last_text(log)):
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a", encoding="utf-8") as file:
-            file.write(f"error: {reason}\n")
+    """Appends a reason to a job's log, as its last error."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"error: {reason}\n")

@@ -1,8 +1,8 @@
-"""Checks that all figures of the whole plan can be drawn, with made-up numbers, and are not too large."""
+"""Checks that all figures of the planned runs can be drawn, with made-up numbers, and are not too large."""
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from troll.analysis.data.tidy import ITEM_COLUMNS, RUN_COLUMNS
 from troll.analysis.metrics import METRICS
 from troll.analysis.render.style import MOST_PIXELS
 from troll.analysis.report.make import make_figure
-from troll.experiment.experiment import Experiment
+from troll.experiment.experiment import Experiment, Run
 from troll.operations.outputs import figures_of
 from troll.operations.rehearsal.report import Check, State, failures_or_ok
 
@@ -26,8 +26,8 @@ SECONDS = 30.0
 """Seconds in which a figure of the whole plan should be drawn."""
 
 
-def made_up(experiment: Experiment) -> Results:
-    """Makes up results for every run of an experiment."""
+def made_up(experiment: Experiment, planned: Sequence[Run]) -> Results:
+    """Makes up results for runs of an experiment."""
     rows = by_batch(
         {"step": step, "rollout_batch": step, "wall_s": 60.0 * step, "source": "train"}
         | {"metric": metric, "value": 0.1 * step}
@@ -35,7 +35,7 @@ def made_up(experiment: Experiment) -> Results:
         for metric in _METRICS
     )
     runs, items, expected = [], [], []
-    for run in experiment.runs():
+    for run in planned:
         place = vars(run) | {"experiment": experiment.experiment, "run_id": run.run_id}
         place |= {"rule": experiment.trust_regions[run.trust_region].rule}
         expected.append({key: place[key] for key in (*vars(run), "rule")})
@@ -53,14 +53,14 @@ def _filled(frame: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
     return frame.assign(**missing)[list(columns)].astype(dict(columns))
 
 
-def check_figures(experiment: Experiment) -> list[Check]:
-    """Draws every figure of the whole plan, and checks its size and drawing time."""
-    begun, results = time.process_time(), made_up(experiment)
+def check_figures(experiment: Experiment, planned: Sequence[Run]) -> list[Check]:
+    """Draws every figure of the planned runs, and checks its size and drawing time."""
+    begun, results = time.process_time(), made_up(experiment, planned)
     drawn: dict[Check, int] = {}  # with the figure's height
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # else Pillow refuses huge images
     try:
         with tempfile.TemporaryDirectory() as directory:
-            for entry, task, stem in figures_of(experiment, experiment.runs()):
+            for entry, task, stem in figures_of(experiment, planned):
                 started = time.process_time()
                 make_figure(entry.name, results, Path(directory, stem), task or None)
                 seconds = time.process_time() - started
@@ -76,5 +76,5 @@ def check_figures(experiment: Experiment) -> list[Check]:
         Image.MAX_IMAGE_PIXELS = limit
     seconds = time.process_time() - begun
     largest = max(drawn, key=drawn.__getitem__).found if drawn else "none"
-    summary = f"{len(drawn)} figures of the full plan in {seconds:.0f} s, the largest {largest}"
+    summary = f"{len(drawn)} figures of {len(planned)} planned runs in {seconds:.0f} s, the largest {largest}"
     return failures_or_ok("figures", [check for check in drawn if check.state != "ok"], summary)

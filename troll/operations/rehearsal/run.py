@@ -78,7 +78,7 @@ def rehearse(
     checks, absent = check_data(experiment, planned)
     tell(checks)
     tell(check_partitions(experiment, profile))
-    tell(check_figures(experiment))
+    tell(check_figures(experiment, planned))
     if runs and not plan_only:
         from troll.operations.rehearsal.outcome import checks_of
 
