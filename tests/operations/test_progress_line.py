@@ -224,6 +224,26 @@ def test_a_base_model_from_the_shared_place_is_a_line(tmp_path, clock):
     assert screen.shown()[1].endswith("2 of 3 jobs, time left not known yet") and len(screen.shown()) == 2
 
 
+def test_jobs_of_a_scheduler_may_wait():
+    state = State()
+    state.plan({"train": 1, "total": 1})
+    state.start(0, "train", "train chains/clip")
+    assert line_of(state, Stage(), queued=True).endswith("; submitted: train chains/clip")
+
+
+def test_a_failure_is_not_told_again_at_the_end(tmp_path, clock):
+    handler, screen = make(tmp_path, clock, terminal=False)
+    plan(handler, train=3)
+    begin(handler, 0, "train", "train chains/clip")
+    send(handler, LogEvent.JOB_ERROR, level=logging.ERROR, jobid=0, rule_name="train", log=[], aux={})
+    for text in (
+        "Exiting because a job execution failed. Look above for error messages",
+        "WorkflowError:\nAt least one job did not complete successfully.",
+    ):
+        send(handler, message=text, level=logging.ERROR)
+    assert screen.getvalue().splitlines() == ["error: rule train failed (train chains/clip)"]
+
+
 def test_an_interruption_is_no_failure(tmp_path, clock):
     handler, screen = make(tmp_path, clock, terminal=False)
     plan(handler, train=3)
@@ -431,6 +451,7 @@ def workflow(tmp_path, **settings):
     names = ("quiet", "verbose", "printshellcmds", "debug_dag", "dryrun", "stdout")
     return SimpleNamespace(
         is_main_process=True,
+        nodes=None,
         modifier=SimpleNamespace(is_main_snakefile=lambda: True),
         output_settings=SimpleNamespace(**(dict.fromkeys(names, False) | settings)),
         logger_manager=SimpleNamespace(logger=logger, get_logfile=lambda: [str(tmp_path / "log")]),

@@ -54,6 +54,7 @@ def install(workflow: Any, experiment: Experiment, root: Path) -> "LogHandler | 
                 root=root,
                 log=Path(logs[0]),
                 stage=os.environ.get(STAGE),
+                queued=workflow.nodes is not None,
                 instead=lambda: logger.addHandler(usual),
             ),
         )

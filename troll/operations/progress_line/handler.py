@@ -60,6 +60,7 @@ class Settings(LogHandlerSettingsBase):
     root: Path = Path()  # directory of the results
     log: Path | None = None
     stage: str | None = None  # of `make results`, as JSON
+    queued: bool = False  # whether jobs go to a scheduler
     # restores Snakemake's own log; called once if this handler fails
     instead: Callable[[], None] | None = None
 
@@ -221,7 +222,7 @@ class LogHandler(LogHandlerBase):
             self._write(self._line() + "\n")
 
     def _line(self) -> str:
-        return words.line_of(self._state, self._stage, self._decided)
+        return words.line_of(self._state, self._stage, self._decided, queued=self.settings.queued)
 
     def _say(self, lines: Iterable[str]) -> None:
         """Writes lines that stay, above the repainted one."""

@@ -35,8 +35,14 @@ def read_stage(text: str | None) -> Stage:
         return Stage()
 
 
-def line_of(state: State, stage: Stage, claims: str = "", now: float | None = None) -> str:
-    """Returns the progress line; ``claims`` says how many are decided, ``now`` is in seconds since 1970."""
+def line_of(
+    state: State, stage: Stage, claims: str = "", now: float | None = None, *, queued: bool = False
+) -> str:
+    """Returns the progress line.
+
+    ``claims`` says how many are decided, ``now`` is in seconds since 1970, and ``queued`` says that jobs go to
+    a scheduler, so that they may wait instead of running.
+    """
     left, at_least, now = state.left(), state.at_least(), time.time() if now is None else now
     parts = [f"{100 * state.share():.0f} %, {state.finished} of {state.total} jobs"]
     if left is not None:
@@ -55,7 +61,10 @@ def line_of(state: State, stage: Stage, claims: str = "", now: float | None = No
         for job in sorted(state.running.values(), key=lambda job: job.started)
     ]
     if names:
-        text += f"; now: {', '.join(names[:2])}" + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+        verb = "submitted" if queued else "now"
+        text += f"; {verb}: {', '.join(names[:2])}" + (
+            f" and {len(names) - 2} more" if len(names) > 2 else ""
+        )
     return text
 
 
