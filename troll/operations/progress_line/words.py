@@ -40,8 +40,8 @@ def line_of(
 ) -> str:
     """Returns the progress line.
 
-    ``claims`` says how many are decided, ``now`` is in seconds since 1970, and ``queued`` says that jobs go to
-    a scheduler, so that they may wait instead of running.
+    ``claims`` says how many are decided, ``now`` is in seconds since 1970, and ``queued`` says that jobs go
+    to a scheduler, so that they may wait instead of running.
     """
     left, at_least, now = state.left(), state.at_least(), time.time() if now is None else now
     parts = [f"{100 * state.share():.0f} %, {state.finished} of {state.total} jobs"]
@@ -61,10 +61,8 @@ def line_of(
         for job in sorted(state.running.values(), key=lambda job: job.started)
     ]
     if names:
-        verb = "submitted" if queued else "now"
-        text += f"; {verb}: {', '.join(names[:2])}" + (
-            f" and {len(names) - 2} more" if len(names) > 2 else ""
-        )
+        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        text += f"; {'submitted' if queued else 'now'}: {', '.join(names[:2])}{more}"
     return text
 
 
