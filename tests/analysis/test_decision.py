@@ -99,6 +99,7 @@ def test_the_seeds_that_would_contradict_are_those_of_two_settings() -> None:
     one = clears(0.2, 0.5 / math.sqrt(seeds), seeds - 1, strict)
     before = clears(0.2, 0.5 / math.sqrt(seeds - 2), seeds - 3, strict)
     assert one**2 >= 0.8 > before**2
+    assert undecided.deciding == "contrary" and not undecided.average_decidable
 
 
 def test_too_few_seeds_say_nothing_and_the_missing_ones_are_named() -> None:
@@ -107,6 +108,8 @@ def test_too_few_seeds_say_nothing_and_the_missing_ones_are_named() -> None:
     one = judged(0.03, spread=0.05)
     assert one.label == "inconclusive" and one.seeds is not None
     assert paired_power(0.05, 0.03, one.seeds) >= 0.8 > paired_power(0.05, 0.03, one.seeds - 2)
+    alike = judged(0.03, 0.031, 0.029, spread=0.05)
+    assert alike.label == "inconclusive" and alike.deciding == "average" and alike.average_decidable
     assert judged(0.4, -0.004, 0.3, -0.002, spread=0.1).seeds is None, "settings differ more than seeds"
     assert decide(ABOVE, [], 3).label == "not run"
 

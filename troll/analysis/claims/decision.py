@@ -56,6 +56,8 @@ Verdict = Literal[
     "not run",
 ]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+Deciding = Literal["average", "contrary", "claim"]
+"""What further seeds would decide first: the average, the contrary in some settings, or the claim in all."""
 MODERATORS = ("task", "estimator", "model", "method")
 MOST_SEEDS = 1000
 """Upper limit of the recommended number of seeds."""
@@ -121,6 +123,9 @@ class Decision:
     levels: Mapping[str, float] | None = None  # unweighted mean over settings at each of its levels
     p: float = math.nan  # of the test that the levels differ; NaN if single settings show claim and contrary
     seeds: int | None = None  # seeds in each setting that would probably decide; None if more would not
+    deciding: Deciding | None = None  # what that number of seeds would decide; None if it is not known
+    # whether some number of seeds up to `MOST_SEEDS` would probably decide the average
+    average_decidable: bool = False
 
     @property
     def label(self) -> str:
@@ -191,9 +196,10 @@ def decide(
     if any(wrong) and any(holds):
         name = _separates(present, holds, wrong)
         return Decision("depends", *evidence, name, _levels(present, name))
-    if sum(wrong) >= _least_wrong(present) and not any(held):
+    if sum(wrong) >= least_wrong(present) and not any(held):
         return Decision("the contrary holds" if all(wrong) else "not shown", *evidence)
-    return Decision("inconclusive", *evidence, seeds=_seeds(side, present))
+    seeds, deciding, decidable = _forecast(side, present)
+    return Decision("inconclusive", *evidence, seeds=seeds, deciding=deciding, average_decidable=decidable)
 
 
 def _reads(reading: Callable[[float, float], bool], setting: PairedDifferences, level: float) -> bool:
@@ -248,33 +254,38 @@ def _separates(settings: Sequence[PairedDifferences], holds: Sequence[bool], wro
     return "setting"
 
 
-def _seeds(side: Side, settings: Sequence[PairedDifferences]) -> int | None:
-    """Seeds that would probably decide: by the average, by every setting, or by those that show the contrary.
+def _forecast(side: Side, settings: Sequence[PairedDifferences]) -> tuple[int | None, Deciding | None, bool]:
+    """Seeds that would probably decide, what they would decide, and whether any number decides the average.
 
     Decisions by levels of a coordinate are not predicted.
     """
     effects, one_seed = np.asarray([setting.effect for setting in settings]), _errors(settings)[0]
     least = min(setting.seeds for setting in settings)
-    counts: list[int | None] = []
+    counts: dict[Deciding, int | None] = {}
     if len(settings) != 2:
-        counts.append(seeds_to_decide(effects, one_seed, side.chance, least=least, most=MOST_SEEDS))
+        counts["average"] = seeds_to_decide(effects, one_seed, side.chance, least=least, most=MOST_SEEDS)
     spreads = np.sqrt(one_seed.diagonal())
-    chances = [partial(_enough_refuted, side, settings, spreads)]
+    chances: dict[Deciding, Callable[[int], float]] = {
+        "contrary": partial(_enough_refuted, side, settings, spreads)
+    }
     if all(side.shown(effect, effect) for effect in effects):
-        chances.append(partial(_all_shown, side, effects, spreads))
+        chances["claim"] = partial(_all_shown, side, effects, spreads)
     singles = np.unique(np.geomspace(least + 1, MOST_SEEDS, 200).astype(int))  # to a few percent
-    counts += [next((int(n) for n in singles if chance(int(n)) >= POWER), None) for chance in chances]
-    return min((count for count in counts if count is not None), default=None)
+    for name, chance in chances.items():
+        counts[name] = next((int(n) for n in singles if chance(int(n)) >= POWER), None)
+    found = {name: count for name, count in counts.items() if count is not None}
+    first = min(found, key=found.__getitem__, default=None)
+    return found.get(first) if first else None, first, counts.get("average") is not None
 
 
-def _least_wrong(settings: Sequence[PairedDifferences]) -> int:
+def least_wrong(settings: Sequence[PairedDifferences]) -> int:
     """How many settings must show the contrary to be evidence against a claim."""
     return 2 if len(settings) >= LEAST_SETTINGS else 1
 
 
 def _enough_refuted(side: Side, settings: Sequence[PairedDifferences], spreads: Array, seeds: int) -> float:
-    """Chance that at least `_least_wrong` settings will show the contrary at the strict level."""
-    exactly = np.zeros(_least_wrong(settings) + 1)  # chances of exactly 0, 1, ... settings; the last: or more
+    """Chance that at least `least_wrong` settings will show the contrary at the strict level."""
+    exactly = np.zeros(least_wrong(settings) + 1)  # chances of exactly 0, 1, ... settings; the last: or more
     exactly[0] = 1.0
     for setting, spread in zip(settings, spreads, strict=True):
         if side.refuted(setting.effect, setting.effect):

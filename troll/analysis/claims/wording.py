@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
-from troll.analysis.claims.decision import MOST_SEEDS, PairedDifferences
+from troll.analysis.claims.decision import MOST_SEEDS, PairedDifferences, least_wrong
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.data.divergence import WITHIN
 from troll.analysis.metrics import METRICS, SHARE, SUMMARIES
@@ -210,11 +210,22 @@ def _short(setting: PairedDifferences, others: Sequence[PairedDifferences]) -> s
 
 
 def _missing(entry: ClaimVerdict) -> str:
-    settings, seeds = entry.decision.settings, entry.decision.seeds
-    if seeds is not None:
-        lacking = seeds - min(setting.seeds for setting in settings)
-        more = counted(lacking, "more seed")
-        return f"about {more} in each setting would decide, if differences stay as they are"
+    """How many more seeds would decide which way, if differences stay as they are."""
+    decision, settings = entry.decision, entry.decision.settings
+    if decision.seeds is not None:
+        lacking = decision.seeds - min(setting.seeds for setting in settings)
+        more = f"about {counted(lacking, 'more seed')} in each setting would"
+        if decision.deciding is None or len(settings) == 1:
+            return f"{more} decide, if differences stay as they are"
+        outcome = {
+            "average": "decide the average",
+            "contrary": f"show the contrary in {counted(least_wrong(settings), 'setting')}",
+            "claim": "show the claim in every setting",
+        }[decision.deciding]
+        text = f"{more} {outcome}, if differences stay as they are"
+        if decision.deciding == "average" or decision.pooled is None or decision.average_decidable:
+            return text
+        return f"{text}; no number up to {MOST_SEEDS:,} would decide the average"
     more = "; more settings might" if len(settings) > 1 else ""
     return f"even {MOST_SEEDS:,} seeds in each setting might not decide{more}"
 
