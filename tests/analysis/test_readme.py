@@ -245,20 +245,43 @@ def test_the_first_table_has_what_was_run_and_says_where_the_method_itself_falls
         Claim.model_validate(entry | {"id": "another", "metric": "late_kl", "direction": "lower"}),
     ]
     judged = judge(claims, runs, items)
-    lines = front(judged, tmp_path).splitlines()
+    lines = front(judged, tmp_path, runs).splitlines()
     stale, language = lines[2:4]
-    assert "Stale rollouts" in stale and "| **yes**, in every setting |" in stale
+    assert "stale rollouts" in stale and "| **below** in every setting |" in stale
     assert "nats on average over 8 settings" in stale and "`make results SEEDS=0,1,2,3,4`" in stale
     assert "135M" in language and "**the contrary holds: below by " in language
     assert lines[4] == "" and lines[5].startswith("Of 3 claims with runs: 2 supported everywhere, 1 where")
     fallen = replace(judged[1], below_base=tuple(True for _ in judged[1].decision.settings))
-    assert ", but its mean is below the base model's in " in front([fallen], tmp_path)
+    assert ", but its mean is below the base model's in " in front([fallen], tmp_path, runs)
     (tmp_path / "gpu").mkdir()
     goal = {"goal": "time of TROLL's step over clip's, K = 64", "value": 0.987, "limit": 1.02}
     (tmp_path / "gpu/gpu_check.json").write_text(json.dumps({"goals": [goal]}))
-    (step,) = (line for line in front([], tmp_path).splitlines() if "optimiser step" in line)
-    assert "| 0.987 times clip's | **−1.3 %** of time |" in step
-    assert "None of 0 claims has runs." in front([], tmp_path)
+    (step,) = (line for line in front([], tmp_path, runs).splitlines() if "optimiser step" in line)
+    assert "| 0.987 times clip's | **faster** by 1.3 % |" in step
+    assert "None of 0 claims has runs." in front([], tmp_path, runs)
+
+
+def test_the_first_table_says_where_base_clip_and_troll_ended_and_at_which_rate(
+    runs: pd.DataFrame, items: pd.DataFrame, tmp_path: Path
+) -> None:
+    entry = {"source": "P", "baseline": "clip", "trust_region": "troll", "sentence": "S", "metric": "pass@1"}
+    claim = entry | {"id": "testbed-stale-better", "direction": "higher", "where": {"task": ["chains"]}}
+    judged = judge([Claim.model_validate(claim)], runs, items)
+    used = [one.coordinates for one in judged[0].decision.settings]
+    tested = runs[(runs["source"] == "test") & (runs["metric"] == "pass@1") & (runs["task"] == "chains")]
+    recorded = synthetic.record(runs, runs["trust_region"] != "base", **{"training.learning_rate": 3e-4})
+    row = front(judged, tmp_path, recorded).splitlines()[2]
+    ends = {}
+    for name in ("base", "clip", "troll"):
+        of_rule = tested[tested["trust_region"] == name]
+        if name != "base":
+            places = {(one["estimator"], one["condition"]) for one in used}
+            of_rule = of_rule[
+                [key in places for key in zip(of_rule["estimator"], of_rule["condition"], strict=True)]
+            ]
+        ends[name] = f"{100 * of_rule['value'].mean():.0f}"
+    assert f"| chains: base {ends['base']}, clip {ends['clip']}, TROLL {ends['troll']} |" in row
+    assert ", learning rate 0.0003" in row and f"{len(used)} settings of 1 task |" in row
 
 
 def test_settings_of_a_condition_are_told_together(main, items):

@@ -68,7 +68,7 @@ def write_blocks(
         others=others_judged,
     )
     generated |= {f"{name}-verdicts": to_short_markdown(verdicts) for name, verdicts in asked.items()}
-    generated["front"] = front([*judged, *others_judged], results.parent)
+    generated["front"] = front([*judged, *others_judged], results.parent, all_runs)
     generated |= {"metrics": markdown(METRICS.values()), "summaries": markdown(SUMMARIES.values())}
     generated["results"] = index(results.parent, named)
     for path in pages:

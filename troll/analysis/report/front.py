@@ -1,4 +1,4 @@
-"""The first table of the README: what people ask, TROLL minus clip, the answer, and the command behind it."""
+"""The first table of the README: what was compared, at which rate, where both ended, and the difference."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,22 +8,24 @@ import pandas as pd
 from troll.analysis.claims.ledger import findings
 from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.claims.wording import both_below, label, short
+from troll.analysis.data.settings import settings_by
+from troll.analysis.data.tidy import BASE
 from troll.analysis.leaderboard.protocol import read_protocol
-from troll.analysis.render.formats import bracketed, points, significant
-from troll.analysis.report.questions import BELOW, Question, contrast, step_ratio
+from troll.analysis.render.formats import bracketed, counted, listed, points, significant
+from troll.analysis.report.questions import BELOW, Question, step_ratio
 
-_ANSWERS = {
-    "supported everywhere": "**yes**, in every setting",
-    "supported on average": "**yes**, on average",
-    "not shown": "**not shown**",
-    "inconclusive": "**inconclusive**",
+_ON_AVERAGE = {
+    "supported everywhere": "in every setting",
+    "supported on average": "on average",
 }
-"""Of verdicts; of others the answer is the verdict itself."""
+_SIDES = {"higher": "above", "lower": "below", "equivalent": "level"}
+_OTHER = {"not shown": "**not shown**", "inconclusive": "**not decided**"}
+"""Of verdicts that support nothing; of others the answer is the verdict itself."""
 _OUTCOMES = {
-    "above": "**yes**",
-    "below": "**no**: below",
-    "within": "**no**: within {margin} points",
-    "undecided": "**inconclusive**",
+    "above": "**above**",
+    "below": "**below**",
+    "within": "**level**",
+    "undecided": "**not decided**",
 }
 """Of a contrast that a protocol fixed."""
 
@@ -33,79 +35,162 @@ _TESTBED = (
 )
 
 QUESTIONS = (
+    Question("Testbed, fresh rollouts (one pass over each batch)", _TESTBED, "testbed-gentle-not-worse"),
     Question(
-        "Fresh rollouts (one pass over each batch, small steps): is its final pass@1 within 5 points of "
-        "clip's?",
-        _TESTBED,
-        "testbed-gentle-not-worse",
-    ),
-    Question(
-        "Stale rollouts (three passes, large steps): is it above clip's?",
+        "Testbed, stale rollouts (three passes, neither rule tuned)",
         _TESTBED,
         "testbed-stale-better",
     ),
     Question(
-        "Stale rollouts, a pretrained model of 135M parameters: is it above clip's?",
+        "A pretrained model of 135M parameters, stale rollouts",
         "`make results EXPERIMENT=workflow/config/smollm2.yaml REPEAT=1`; on a GPU "
         "[`gpu_runs.sh`](workflow/benchmarks/gpu_runs.sh) `workflow/config/smollm2-gpu.yaml`",
         "smollm2-stale-better",
     ),
     Question(
-        "Is the range of learning rates that work wider by at least 0.2 decades?",
+        "Width of the range of learning rates that work, in decades; claimed: wider by at least 0.2",
         "`make results EXPERIMENT=workflow/config/benchmark-map.yaml REPEAT=1`",
         "benchmark-wider-range-of-rates",
     ),
 )
 
 
-def front(judged: Sequence[ClaimVerdict], results: Path) -> str:
+def front(judged: Sequence[ClaimVerdict], results: Path, runs: pd.DataFrame) -> str:
     """The table in Markdown, without rows that have no runs, and how many claims got which verdict.
 
     The testbed's claims are judged over all its experiments; the duel's contrasts and what a GPU measured
-    come from ``results``, the directory of what is released.
+    come from ``results``, the directory of what is released; where runs ended from their tidy tables.
     """
     known = {item.claim.id: item for item in judged if item.verdict != "not run"}
-    rows = [_claim(item, known[item.claim]) for item in QUESTIONS if item.claim in known]
+    rows = [_claim(item, known[item.claim], runs) for item in QUESTIONS if item.claim in known]
     # Below the testbed's: what is asked next.
-    rows[2:2] = _duel(results / "duel/contrasts.csv")
+    rows[2:2] = _duel(results / "duel")
     rows += _step(results / "gpu")
-    header = ["| Question | TROLL against clip | Answer | Command |", "| --- | ---: | --- | --- |"]
+    header = [
+        "| What was compared | Test pass@1 in % | TROLL minus clip | TROLL is | Command |",
+        "| --- | --- | ---: | --- | --- |",
+    ]
     tally = f"{findings(judged, 0)[-1]} [Each of them](docs/findings.md#verdicts)."
-    duel, every = results / "duel", "[Every contrast](results/released/duel/contrasts.md)."
-    said = [f"The duel: {contrast(duel)}. {every}", ""] if (duel / "contrasts.csv").exists() else []
-    return "\n".join([*header, *rows, "", *said, tally]) + "\n"
+    return "\n".join([*header, *rows, "", tally]) + "\n"
 
 
-def _claim(question: Question, verdict: ClaimVerdict) -> str:
-    answer = _ANSWERS.get(verdict.verdict, f"**{label(verdict)}**")
+def _claim(question: Question, verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
+    claim, answer = verdict.claim, _OTHER.get(verdict.verdict, f"**{label(verdict)}**")
+    if where := _ON_AVERAGE.get(verdict.verdict):
+        margin = f" (within {100 * claim.margin:g} points)" if claim.direction == "equivalent" else ""
+        answer = f"**{_SIDES[claim.direction]}**{margin} {where}"
     if below := both_below(verdict):
         answer = f"{answer}, but {below.replace(*BELOW)}"
-    return _row(question.text, short(verdict), answer, question.command)
+    rates, ends = "", ""
+    if claim.metric == "pass@1" and claim.across is None:
+        rates, ends = _rates(verdict, runs) + _cut(verdict, runs), _ends(verdict, runs)
+    settings = verdict.decision.settings
+    tasks = len({one.coordinates["task"] for one in settings})
+    of_tasks = f" of {counted(tasks, 'task')}" if 1 < len(settings) != tasks else ""
+    return _row(f"{question.text}{rates}", ends, short(verdict) + of_tasks, answer, question.command)
 
 
-def _duel(path: Path) -> Iterator[str]:
-    """The first contrast of the duel."""
+def _rows_of(
+    verdict: ClaimVerdict, runs: pd.DataFrame, metric: str = "pass@1", source: str = "test"
+) -> pd.DataFrame:
+    """A metric of the runs that a claim compares, and of their base models."""
+    tested = runs[(runs["metric"] == metric) & (runs["source"] == source)]
+    settings = [one.coordinates for one in verdict.decision.settings]
+    places = {(one["model"], one["task"], one["estimator"], one["condition"]) for one in settings}
+    columns = ("model", "task", "estimator", "condition")
+    keys = list(zip(*(tested[name].astype(str) for name in columns), strict=True))
+    compared = tested["trust_region"].isin([verdict.claim.trust_region, str(verdict.claim.baseline)])
+    bases = {(model, task) for model, task, *_ in places}
+    chosen = [
+        (key in places and own) or (rule == BASE and key[:2] in bases)
+        for key, own, rule in zip(keys, compared, tested["trust_region"], strict=True)
+    ]
+    return tested[chosen]
+
+
+def _ends(verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
+    """Where base model, baseline and method ended, by task: means over the claim's settings and seeds."""
+    ended = _rows_of(verdict, runs)
+    names = {BASE: "base", str(verdict.claim.baseline): "clip", verdict.claim.trust_region: "TROLL"}
+    parts = []
+    for task, rows in ended.groupby("task", sort=True, observed=True):
+        means = rows.groupby("trust_region", observed=True)["value"].mean()
+        shown = [f"{name} {100 * means[rule]:.0f}" for rule, name in names.items() if rule in means]
+        parts.append(f"{task}: {', '.join(shown)}")
+    return "; ".join(parts)
+
+
+def _rates(verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
+    """The learning rates of the compared runs."""
+    trained = _rows_of(verdict, runs)
+    trained = trained[trained["trust_region"] != BASE]
+    recorded = (settings for _, settings in settings_by(trained, ["experiment", "run_id"]))
+    rates = sorted(
+        {float(one["training/learning_rate"]) for one in recorded if "training/learning_rate" in one}
+    )
+    return f", learning rate {listed([f'{rate:g}' for rate in rates])}" if rates else ""
+
+
+def _cut(verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
+    """The share of tokens that the baseline's clipping cuts: where it is small, no trust region acts."""
+    rows = _rows_of(verdict, runs, "summary/mean/clip_fraction", "summary")
+    shares = rows.loc[rows["trust_region"] == str(verdict.claim.baseline), "value"]
+    return f"; clip cuts {100 * shares.mean():.1f} % of tokens" if len(shares) else ""
+
+
+def _duel(directory: Path) -> Iterator[str]:
+    """The duel's primary contrast, and that with the third rule, which must not be hidden behind it."""
+    path = directory / "contrasts.csv"
     if not path.exists():
         return
-    first, comparison = pd.read_csv(path).iloc[0], read_protocol(path.with_name("protocol.yaml")).comparison
+    contrasts, comparison = pd.read_csv(path), read_protocol(directory / "protocol.yaml").comparison
     assert comparison is not None  # there are contrasts
+    averages = contrasts[contrasts["analysis"] == contrasts["analysis"].iloc[0]]
+    averages = averages[averages["endpoint"] == contrasts["endpoint"].iloc[0]]
+    first, others = averages.iloc[0], averages.iloc[1:]
+    answer = _OUTCOMES[str(first["reading"])]
+    answer += f" (its protocol calls differences up to {100 * comparison.margin:g} points equal)"
+    for _, other in others[others["method"] == first["method"]].iterrows():
+        pair = (contrasts["method"] == other["method"]) & (contrasts["baseline"] == other["baseline"])
+        by_task = contrasts[pair & contrasts["analysis"].str.endswith(" alone")]
+        tasks = [
+            f"{row['analysis'].removesuffix(' alone')} {points(row['difference'])}"
+            for _, row in by_task[by_task["endpoint"] == first["endpoint"]].iterrows()
+        ]
+        answer += (
+            f"; against {other['baseline']} {_OUTCOMES[str(other['reading'])]}: "
+            f"{points(other['difference'])} {bracketed(other, 'difference')} ({', '.join(tasks)})"
+        )
     yield _row(
-        f"Both tuned, {int(first['seeds'])} new seeds ([the duel](docs/leaderboard.md#the-duel)): is it "
-        "above clip's?",
+        f"Both tuned alike, {int(first['seeds'])} new seeds ([the duel](docs/leaderboard.md#the-duel), "
+        "[every contrast](results/released/duel/contrasts.md))",
+        _ends_of_board(directory / "board.csv"),
         f"{points(first['difference'])} {bracketed(first, 'difference')} points",
-        _OUTCOMES[str(first["reading"])].format(margin=f"{100 * comparison.margin:g}"),
+        answer,
         "`troll rank workflow/config/duel.yaml --repeat`",
     )
+
+
+def _ends_of_board(path: Path) -> str:
+    """Where each rule of a board ended, by task."""
+    if not path.exists():
+        return ""
+    parts = []
+    for task, rows in pd.read_csv(path).groupby("task", sort=True):
+        ends = rows.set_index("trust_region")["pass@1"].sort_index()
+        parts.append(f"{task}: {', '.join(f'{rule} {100 * end:.0f}' for rule, end in ends.items())}")
+    return "; ".join(parts)
 
 
 def _step(directory: Path) -> Iterator[str]:
     """What a whole step of TROLL takes on a GPU."""
     if (directory / "gpu_check.json").exists() and (value := step_ratio(directory)) is not None:
         yield _row(
-            "How long is an optimiser step (random weights of 0.6B parameters, 10 % of the tokens projected, "
-            "[one GPU](results/released/gpu/README.md))?",
+            "Time of an optimiser step (random weights of 0.6B parameters, 10 % of the tokens projected, "
+            "[one GPU](results/released/gpu/README.md); single steps of either rule differ by a fifth)",
+            "",
             f"{significant(value)} times clip's",
-            f"**{points(value - 1)} %** of time",
+            f"**{'slower' if value > 1 else 'faster'}** by {100 * abs(value - 1):.1f} %",
             "`python workflow/benchmarks/gpu_check.py --out DIR`",
         )
 
