@@ -313,11 +313,38 @@ class Pictures(ProcessorMixin):
         super().__init__(tokenizer)
 
 
-def test_a_processor_of_images_is_refused_with_a_remedy_that_works(tiny_base, tmp_path):
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_base), load_tokenizer(tiny_base)
-    model.config.image_token_id = 5  # TRL never samples it, which is not what its user has set
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        {"prompt": PROMPTS, "image": [[0]] * len(PROMPTS)},
+        {"prompt": [[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]] * 4},
+    ],
+    ids=["column", "part"],
+)
+def test_images_are_refused(tiny_base, tmp_path, prompts):
+    model, processor = AutoModelForCausalLM.from_pretrained(tiny_base), Pictures(load_tokenizer(tiny_base))
     args = TrustRegionConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none")
-    data = {"train_dataset": Dataset.from_dict({"prompt": PROMPTS})}
-    with pytest.raises(UserError, match=r"^processing_class is a Pictures.*only supports text.*tokenizer"):
-        TrustRegionTrainer(model, digits, args, processing_class=Pictures(tokenizer), **data)
-    TrustRegionTrainer(model, digits, args, processing_class=tokenizer, **data)
+    data = {"train_dataset": Dataset.from_dict(prompts)}
+    with pytest.raises(UserError, match=r"^train_dataset: holds images, but .* only supports text"):
+        TrustRegionTrainer(model, digits, args, processing_class=processor, **data)
+
+
+def test_a_processor_of_images_is_read_as_its_tokenizer_where_there_is_only_text(tiny_base, tmp_path):
+    ended = []
+    for kind in (Pictures, lambda tokenizer: tokenizer):
+        model = AutoModelForCausalLM.from_pretrained(tiny_base, dtype=torch.float32)
+        model.config.image_token_id = 5  # with a processor, TRL never samples it
+        args = TrustRegionConfig(
+            str(tmp_path), use_cpu=True, bf16=False, report_to="none", max_steps=2, learning_rate=1e-3
+        )
+        args.max_completion_length, args.save_strategy = 8, "no"
+        trainer = TrustRegionTrainer(
+            model,
+            digits,
+            args,
+            processing_class=kind(load_tokenizer(tiny_base)),
+            train_dataset=Dataset.from_dict({"prompt": PROMPTS * 4}),
+        )
+        trainer.train()
+        ended.append(parameters(trainer))
+    torch.testing.assert_close(ended[0], ended[1], rtol=0, atol=0)

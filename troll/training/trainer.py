@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor
-from transformers import ProcessorMixin
 
 from troll.algorithms.advantages import Estimator
 from troll.algorithms.trust_regions import ConstraintCheck, StepTokens, TrustRegion
@@ -45,6 +44,7 @@ from troll.training.prompts import prepare_rollouts
 from troll.training.reference_kl import ReferenceKL
 from troll.training.resumable import ResumableTrainer
 from troll.training.rewards import check_greedy
+from troll.training.text_only import as_text_model
 from troll.training.trl_options import check_model
 from troll.training.whole_step import LeaveBatch, WholeStep
 
@@ -78,6 +78,7 @@ class TrustRegionTrainer(ResumableTrainer):
         args = _configuration(args, model)
         self.method = resolve(args)  # again, because attributes of args may have been changed since
         self.entropy_bonus = EntropyBonus(args)
+        kwargs = as_text_model(model, args, kwargs)
         super().__init__(model, reward_funcs, args=_with_reference(args, self.method), **kwargs)
         base = self._prepare_model()
         self.trust_region = TrustRegion(self.method.rule, self.method.rule_settings)
@@ -101,11 +102,6 @@ class TrustRegionTrainer(ResumableTrainer):
 
     def _prepare_model(self) -> Any:
         """Checks the model and its sampling settings; returns the base model, without PEFT adapters."""
-        if isinstance(self.processing_class, ProcessorMixin):
-            raise UserError(
-                f"processing_class is a {type(self.processing_class).__name__}, but this trainer only "
-                "supports text; pass a tokenizer: processing_class=AutoTokenizer.from_pretrained(...)"
-            )
         base = self.model.get_base_model() if is_peft_model(self.model) else self.model
         check_model(self.args, self.model, None if self.use_vllm else self.generation_config)
         prepare_rollouts(self, base)

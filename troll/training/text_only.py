@@ -1,0 +1,54 @@
+"""Trains the language model of a model of text and images, where the data set holds only text."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import AutoProcessor, ProcessorMixin
+
+from troll.common.errors import UserError
+
+_COLUMNS = ("image", "images")
+
+
+def as_text_model(model: Any, args: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The trainer's further arguments, with the tokenizer in place of a processor of images and text.
+
+    As in TRL, the processor is loaded by the model's name if none is given.
+
+    Raises:
+        UserError: a data set holds images, or the processor has no tokenizer.
+    """
+    processor = given.get("processing_class")
+    if processor is None:
+        name = model if isinstance(model, str) else model.config.name_or_path
+        processor = AutoProcessor.from_pretrained(
+            name,
+            revision=(args.model_init_kwargs or {}).get("revision"),
+            truncation_side="left",
+            padding_side="left",
+            trust_remote_code=args.trust_remote_code,
+        )
+    if not isinstance(processor, ProcessorMixin):
+        return {**given, "processing_class": processor}
+    kind, tokenizer = type(processor).__name__, getattr(processor, "tokenizer", None)
+    for name in ("train_dataset", "eval_dataset"):
+        data = given.get(name)
+        sets = data if isinstance(data, Mapping) and not hasattr(data, "column_names") else {name: data}
+        if any(_has_images(one) for one in sets.values()):
+            raise UserError(f"{name}: holds images, but this trainer only supports text; leave them out")
+    if tokenizer is None:
+        raise UserError(
+            f"processing_class is a {kind} without a tokenizer, but this trainer only supports text; pass "
+            "a tokenizer: processing_class=AutoTokenizer.from_pretrained(...)"
+        )
+    return {**given, "processing_class": tokenizer}
+
+
+def _has_images(data: Any) -> bool:
+    """Whether a data set has a column of images, or its first prompt an image among its parts."""
+    row = next(iter(data), {}) if data is not None else {}
+    prompt = row.get("prompt")
+    turns = prompt if isinstance(prompt, list) else []
+    parts = [turn.get("content") for turn in turns if isinstance(turn, Mapping)]
+    kinds = {part.get("type") for content in parts if isinstance(content, list) for part in content}
+    return any(row.get(name) for name in _COLUMNS) or "image" in kinds
