@@ -1,5 +1,6 @@
 """What the README says holds: examples run, links lead somewhere, generated parts are up to date."""
 
+import ast
 import json
 import os
 import re
@@ -29,7 +30,10 @@ def test_the_example_of_the_trainer_runs_as_it_stands(repository, tmp_path):
         [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, env=environment
     )
     assert result.returncode == 0, result.stderr[-3000:]
-    assert "kl_projected" in result.stdout
+    logged = [ast.literal_eval(line) for line in result.stdout.splitlines() if line.startswith("{'loss'")]
+    assert len(logged) == 3
+    assert any(float(row["kl_to_old_max"]) > 0.05 and float(row["clip_fraction"]) > 0 for row in logged)
+    assert all(float(row["kl_projected_max"]) < 0.05 * (1 + 1e-4) for row in logged)
 
 
 def test_the_rule_of_the_readme_is_a_rule(readme, tmp_path, monkeypatch):
