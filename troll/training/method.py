@@ -126,11 +126,7 @@ def _rule_settings(args: Any, rule: RuleInfo) -> dict[str, Any]:
             raise UserError(
                 f"{option}={value!r} has no effect on trust region {rule.name!r}; its settings "
                 f"(trust_region_settings): {', '.join(valid) or 'none'}"
-                + (
-                    ""
-                    if args.trust_region
-                    else "; or set trust_region='clip'"
-                )
+                + ("" if args.trust_region else "; or set trust_region='clip'")
             )
         if given.keys() & set(targets):
             raise UserError(

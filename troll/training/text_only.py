@@ -46,7 +46,7 @@ def as_text_model(model: Any, args: Any, given: Mapping[str, Any]) -> dict[str, 
 
 def _has_images(data: Any) -> bool:
     """Whether a data set has a column of images, or its first prompt an image among its parts."""
-    row = next(iter(data), {}) if data is not None else {}
+    row: Mapping[str, Any] = next(iter(data), {}) if data is not None else {}
     prompt = row.get("prompt")
     turns = prompt if isinstance(prompt, list) else []
     parts = [turn.get("content") for turn in turns if isinstance(turn, Mapping)]
