@@ -2,6 +2,7 @@ import math
 from pathlib import Path
 
 import pandas as pd
+import paper_rows
 import pytest
 import synthetic
 import yaml
@@ -81,7 +82,7 @@ def test_ours_stands_beside_the_published(small: Tidy) -> None:
     assert row["gain"] == pytest.approx(0.25), "and both seeds gain the same"
     assert row["gain_low"] == row["gain_high"] == pytest.approx(0.25)
     line = next(line for line in to_markdown(table).splitlines() if line.startswith("| Llama3.1-8B |"))
-    assert "| 75.9 | 75.0 ± 0.0 | −0.9 | +75.9 | +25.0 [" in line
+    assert "| 75.9 | – | – | 75.0 ± 0.0 | −0.9 | +75.9 | – | +25.0 [" in line, "they ended before step 555"
 
 
 def test_parts_of_dapo_have_measures_of_their_own(small: Tidy) -> None:
@@ -140,3 +141,58 @@ def test_a_baseline_without_its_partner_is_shown(small: Tidy) -> None:
     shown = next(line for line in to_markdown(table).splitlines() if line.startswith("| Qwen3-0.6B"))
     assert "50.0" in shown and "not run" not in shown
     assert (table["status"] == "not run").sum() == len(table) - 1
+
+
+def test_ours_stand_beside_the_published_at_its_step_and_at_the_end() -> None:
+    runs, items = paper_rows.made_up()
+    table = published_table("sizes", runs, items).set_index(["model", "data"])
+    row = table.loc[("Qwen3-4B", "MATH Eval")]
+    step = float(row["read_at"].removeprefix("step "))
+    assert row["steps"] == 1001 and step < 1001
+    chosen = runs[(runs["model"] == "Qwen3-4B") & (runs["condition"] == "stale1x")]
+    chosen = chosen[(chosen["trust_region"] == "troll") & (chosen["task"] == "dapo")]
+    suites = chosen[chosen["metric"] == "validation_success/math-eval"]
+    # Validations are ten batches apart, each in the line of the first update after it.
+    near = suites[suites["rollout_batch"].between(0.9 * step + 1e-9, step)]
+    assert len(near) > 2 and row["method_at"] == pytest.approx(near["value"].mean())
+    assert row["method"] == 0.556 and row["method_off"] == 0 and row["method_at"] < row["method"]
+    train = chosen[(chosen["metric"] == "success") & (chosen["source"] == "train")]
+    near = train[train["rollout_batch"].between(0.9 * step, step - 1)]
+    assert len(near) > 2
+    assert table.loc[("Qwen3-4B", "DAPO Train"), "method_at"] == pytest.approx(near["value"].mean())
+    heading = to_markdown(table.reset_index()).partition("\n")[0]
+    for text in ("clip, published (%)", "clip, ours there (%)", "clip, ours at the end (%)"):
+        assert f"| {text} |" in heading
+
+
+def test_without_suites_in_training_mathematics_is_compared_at_the_end_only() -> None:
+    table = published_table("sizes", *paper_rows.made_up(validated=False))
+    suites = table[table["data"] == "MATH Eval"]
+    assert set(suites["status"]) == {"run"} and suites["method_at"].isna().all()
+    assert list(suites["method"]) == [0.613, 0.54, 0.556, 0.422, 0.277]
+    assert table.loc[table["data"] == "DAPO Eval", "method_at"].isna().all(), (
+        "its validation split is another"
+    )
+
+
+def test_runs_that_stopped_before_the_published_step_have_no_value_there() -> None:
+    table = published_table("sizes", *paper_rows.made_up(batches=100))
+    assert set(table["steps"]) == {100} and table["method_at"].isna().all()
+    assert set(table["status"]) == {"run"}
+
+
+def test_sections_whose_places_are_unknown_have_no_columns_for_them() -> None:
+    table = published_table("cost", *paper_rows.made_up())
+    assert not [name for name in table if name == "steps" or "_at" in name]
+    assert table["method"].notna().all()
+
+
+def test_values_read_at_an_hour_are_compared_at_it() -> None:
+    runs, items = paper_rows.made_up()
+    row = published_table("entropy", runs, items).iloc[0]
+    assert row["read_at"] == "95 h" and math.isnan(row["baseline_at"]), "clip ended after 85.5 hours"
+    slow = published_table("entropy", runs.assign(wall_s=2 * runs["wall_s"]), items).iloc[0]
+    # At double time, TROLL's 1,001 batches take 190 hours.
+    batches = [batch for batch in range(0, 1001, 5) if 0.9 * 95 < 2 * 95 * (batch + 1) / 1001 <= 95]
+    entropies = [0.38 - 0.18 * (1 - math.exp(-batch / 60)) for batch in batches]
+    assert slow["method_at"] == pytest.approx(sum(entropies) / len(entropies))

@@ -94,6 +94,7 @@ ENTRIES = (
     _published_figure("families", "The paper's model families", "paper_families"),
     _published_figure("code", "The paper's code", "paper_code"),
     _published_figure("analysis", "The paper's analysis", "paper_ablations"),
+    _published_figure("staleness", "Staleness", "paper_staleness"),
 )
 
 

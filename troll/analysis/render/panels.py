@@ -56,10 +56,9 @@ def panel(
     styles: MethodStyles,
     metric: Metric,
     across: Across = STEPS,
-    missing: str = "no values",
     spread: bool = True,
 ) -> bool:
-    """Draws every method's curves, or the text ``missing``; returns whether any curve was drawn."""
+    """Draws every method's curves, or that there are none; returns whether any curve was drawn."""
     drawn = False
     for name in shown:
         cell_rows = setting.with_trust_region(name).rows(rows)
@@ -86,7 +85,7 @@ def panel(
         order = 3.0 if style["linestyle"] == "solid" else 3.5
         axes.plot(at, np.nanmean(present, axis=1), linewidth=1.7, zorder=order, **style)
     if not drawn:
-        empty(axes, f"no values above {FLOOR:g}" if metric.scale == "log" else missing)
+        empty(axes, f"no values above {FLOOR:g}" if metric.scale == "log" else "no values")
         return False
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=across.seconds is None))
     axes.set_xlim(left=0)

@@ -144,7 +144,6 @@ def legend(
     *,
     base: bool = False,
     marked: bool = False,
-    published: bool = False,
     seeds: bool = False,
     y: float = 1.0,
     columns: int = 6,
@@ -156,9 +155,6 @@ def legend(
         if marked and name != BASE:
             handle.set(marker=styles.marker(name), markersize=4.5)
     labels = ["base model" if name == BASE else name for name in names]
-    if published:
-        handles.append(Line2D([], [], linewidth=4, color="#9a9a9a"))
-        labels.append("published end value")
     if seeds:
         grey = "#9a9a9a"
         handles += [Line2D([], [], linewidth=0.7, color=grey), Patch(color=grey, alpha=0.35)]
