@@ -10,7 +10,7 @@ from troll.analysis.claims.verdicts import read_claims
 from troll.analysis.data.summaries import Cell
 from troll.analysis.tables.published import SECTIONS
 from troll.common.errors import UserError
-from troll.experiment.budget import budget_lines, budget_of, gpu_hours, step_seconds
+from troll.experiment.budget import budget_lines, budget_of, hours_of
 from troll.experiment.experiment import resolve
 from troll.experiment.files import load_experiment, parse_experiment
 from troll.experiment.looks import read_looks, with_further_seeds, write_looks
@@ -120,24 +120,25 @@ def test_a_new_seed_adds_its_runs_and_changes_no_other(repository, paper):
     assert all(resolve(paper, run) == resolve(more, run) for run in paper.runs())
 
 
-def test_the_budget_scales_the_published_step_times(paper):
-    seconds = step_seconds()
-    assert seconds == {"clip": 85.133, "troll": 92.906}
-    training = paper.training_of(paper.run("Qwen3-4B/dapo/clip/grpo/stale1x/seed0"))
-    assert gpu_hours(training, 4, projected=False) == pytest.approx(85.133 * 1001 * 4 / 3600)
-    assert gpu_hours(training, 8, projected=True) == pytest.approx(92.906 * 2 * 1001 * 4 / 3600)
-    short = training.model_copy(update={"max_response_tokens": 2048})
-    assert gpu_hours(short, 4, projected=False) == pytest.approx(85.133 / 2 * 1001 * 4 / 3600)
-    seldom = training.model_copy(update={"rollout_batches": 20, "validate_every": 10})
-    with_validation = 20 + 3 * 1024 / 2048  # before the first batch and after the tenth and the last
-    assert gpu_hours(seldom, 4, projected=False, validation_responses=1024) == pytest.approx(
-        85.133 * with_validation * 4 / 3600
-    )
+def test_the_budget_adds_up_the_runs_of_each_group(paper):
     both = budget_of(paper, paper.groups()["paper_sizes"])
     assert both.runs == 10 and both.unknown == 0
     assert both.disk_gb == pytest.approx(2 * 4 * (0.6 + 1.7 + 4 + 8 + 14))
+    hours = [hours_of(paper, run) for run in paper.groups()["paper_sizes"]]
+    assert both.hours.likely == pytest.approx(sum(hour.likely for hour in hours))
+    assert both.hours.low < both.hours.likely < both.hours.high
     text = "\n".join(budget_lines(paper))
-    assert "estimate" in text and all(group in text for group in GROUPS)
+    assert "estimated" in text and all(group in text for group in GROUPS)
+
+
+def test_the_budget_of_some_groups_is_theirs_alone(paper):
+    one = budget_lines(paper, ["paper_code"])
+    assert sum("paper_" in line for line in one) == 1 and not any("  all  " in line for line in one)
+    two = budget_lines(paper, ["paper_code", "paper_sizes"])
+    assert [line.split()[0] for line in two[2:5]] == ["paper_code", "paper_sizes", "all"]
+    assert two[4].split()[1] == "20"
+    with pytest.raises(UserError, match="has no group 'paper_code2'"):
+        budget_lines(paper, ["paper_code2"])
 
 
 def test_the_size_of_a_model_in_the_mirror_is_its_own(paper, tmp_path, monkeypatch):
@@ -151,7 +152,7 @@ def test_the_size_of_a_model_in_the_mirror_is_its_own(paper, tmp_path, monkeypat
     toy = budget_of(paper, group)
     assert published.disk_gb == pytest.approx(4 * 4 * 6)
     assert toy.disk_gb == pytest.approx(4000 / 1e9 * 4 * 6)
-    assert toy.gpu_hours == pytest.approx(published.gpu_hours * 1e-6)
+    assert toy.hours.likely < published.hours.likely
 
 
 def test_models_of_unknown_size_are_told_and_not_counted(repository):
@@ -159,7 +160,7 @@ def test_models_of_unknown_size_are_told_and_not_counted(repository):
     del data["models"]["Qwen3-4B"]["hub"]["billions"]
     experiment = parse_experiment(data, FILE)
     cost = budget_of(experiment, experiment.groups()["paper_staleness"])
-    assert (cost.runs, cost.unknown, cost.gpu_hours) == (6, 6, 0.0)
+    assert (cost.runs, cost.unknown, cost.hours.likely) == (6, 6, 0.0)
     assert "runs of models without `billions`" in "\n".join(budget_lines(experiment))
 
 

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from troll.common.errors import UserError
 from troll.experiment.settings import Critic as CriticSettings
 from troll.training.critic import Critic, explained_variance, value_loss
+from troll.training.trainer import TrustRegionTrainer
 
 GOOD, BAD, PROMPT = 40, 70, 5
 
@@ -22,10 +23,10 @@ def policy(tiny_base):
 
 @pytest.fixture
 def make_critic(policy):
-    def build(chunk=8, **settings):
+    def build(chunk=8, checkpointing=False, **settings):
         accelerator = Accelerator(cpu=True)
         accelerator.gradient_state._set_sync_gradients(True)
-        return Critic(policy, CriticSettings(**settings), accelerator, chunk)
+        return Critic(policy, CriticSettings(**settings), accelerator, chunk, checkpointing=checkpointing)
 
     return build
 
@@ -184,3 +185,29 @@ def test_mistakes_are_named(make_critic, tmp_path):
     torch.nn.init.constant_(critic.model.head.weight, torch.nan)
     with pytest.raises(UserError, match=r"the critic's values are not finite.*critic\.learning_rate"):
         critic.values(inputs, inputs["completion_mask"])
+
+
+def test_checkpointing_saves_activations_and_changes_no_gradient(make_critic):
+    """The critic is copied before the training loop enables checkpointing for the policy."""
+    inputs, _ = coin_tosses(seed=3, rows=4)
+    mask, found = inputs["completion_mask"].float(), {}
+    for checkpointing in (False, True):
+        critic = make_critic(checkpointing=checkpointing)
+        saved = []
+
+        def keep(tensor, into=saved):
+            into.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            critic.update(inputs, mask, last=False)
+        gradients = torch.cat([p.grad.flatten() for p in critic.model.parameters() if p.grad is not None])
+        found[checkpointing] = gradients, sum(saved)
+    torch.testing.assert_close(found[True][0], found[False][0])
+    assert found[True][1] < 0.5 * found[False][1]
+
+
+def test_the_trainers_critic_checkpoints_like_the_policy(make):
+    config = {"gradient_checkpointing": True}
+    trainer = make(TrustRegionTrainer, config=config, trust_region="clip", estimator="gae", critic={})
+    assert trainer.critic.model.backbone.is_gradient_checkpointing

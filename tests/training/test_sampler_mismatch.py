@@ -155,7 +155,8 @@ def test_what_training_sets_itself_may_stand_in_the_models_own_file(make, tiny_b
 def test_the_settings_of_vllm_reach_trl(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    options = vllm_options(Vllm(correction="token-truncate", memory=0.4))
+    options = vllm_options(Vllm(correction="token-truncate", memory=0.4), 6144)
+    assert (options["vllm_gpu_memory_utilization"], options["vllm_max_model_length"]) == (0.4, 6144)
     assert options["use_vllm"] and options["vllm_enable_sleep_mode"]
     assert options["vllm_importance_sampling_mode"] == "token_truncate"
     options = vllm_options(Vllm(mode="server", server="http://host:8000"))

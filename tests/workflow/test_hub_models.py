@@ -107,7 +107,9 @@ def test_a_selection_plans_its_runs_and_a_seed_adds_its_own(checkout):
     one, two = snakemake(checkout, *arguments), snakemake(checkout, *arguments, "--config", "seeds=[0,1]")
     for result in (one, two):
         assert result.returncode == 0, result.stderr[-2000:]
-        assert "paper_ablations" in result.stderr.split("estimates:")[0], "the budget comes first"
+        budget = result.stderr.split("How the estimates")[0]
+        assert "paper_ablations" in budget, "the budget comes first"
+        assert "paper_sizes" not in budget, "it is that of the group alone"
     assert [planned(result, "train") for result in (one, two)] == [7, 14]
     for rule in ("hub_model", "problems", "collect-paper_ablations"):
         assert planned(one, rule) == planned(two, rule) == 1, rule

@@ -88,7 +88,8 @@ def check(
     experiment: Annotated[Path | None, typer.Argument(help="an experiment file")] = None,
     results: ResultsRoot = DEFAULT_RESULTS,
     names: Annotated[bool, typer.Option("--names", help="only list the names of the runs")] = False,
-    cost: Annotated[bool, typer.Option("--cost", help="only estimate GPU-hours and disk space")] = False,
+    cost: Annotated[bool, typer.Option("--cost", help="only estimate GPU-hours, disk and memory")] = False,
+    only: Only = None,
     rule: Annotated[
         str | None,
         typer.Option(help="instead show the settings of a trust region: its name, or my_rules.py:soft_wall"),
@@ -96,8 +97,8 @@ def check(
 ) -> None:
     """Check an experiment file and show what it will do.
 
-    Also checks the claims files that it names. Times come from earlier runs of this machine in results/, if
-    there are any; --cost estimates runs, GPU-hours and disk space by group.
+    Also checks the claims files that it names. Times come from earlier runs of this machine in results/.
+    --cost estimates GPU-hours and disk by group, and memory by model; runs that cannot fit are refused.
 
     Example: troll check workflow/config/testbed.yaml
     """
@@ -109,10 +110,12 @@ def check(
 
         lines = [*setting_table({rule: TRUST_REGIONS.find(rule)})]
     elif experiment is not None and cost and not names:
-        from troll.experiment.budget import budget_lines
-        from troll.experiment.files import load_experiment
+        from troll.operations.costs import show_costs
 
-        lines = budget_lines(load_experiment(experiment))
+        show_costs(experiment, results, only or ())
+        return
+    elif only:
+        raise UserError("check: --only goes with --cost")
     elif experiment is not None:
         from troll.operations.plan import plan_of
 

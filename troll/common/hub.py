@@ -75,6 +75,16 @@ def in_mirror(model_id: str) -> Path | None:
     return directory
 
 
+def config_of(model_id: str) -> Path | None:
+    """Returns the path of a model's config.json in the mirror or the hub's cache; None if in neither."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if (directory := in_mirror(model_id)) is not None:
+        return directory / "config.json"
+    cached = try_to_load_from_cache(model_id, "config.json")
+    return Path(cached) if isinstance(cached, str) else None
+
+
 def link(model: Snapshot, directory: Path, chat_template: str | None = None) -> None:
     """Links a model's files into an empty directory; ``chat_template`` replaces the model's own.
 

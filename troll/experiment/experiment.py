@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from troll.algorithms.ranges import Whole
+from troll.algorithms.ranges import Positive, Whole
 from troll.common.errors import UserError, nearest
 from troll.common.seeding import derive_seed
 from troll.common.settings import StrictModel
@@ -144,6 +144,11 @@ class Experiment(StrictModel):
     rehearsal: bool = Field(
         False,
         description="set by `troll rehearse`: rewards are coin flips; manifests and tables say so",
+    )
+    gpu_memory: Positive | None = Field(
+        None,
+        description="memory of each GPU in GiB (40, 80), for estimates of what fits; none: that of the GPUs "
+        "of this machine; changes no run's key",
     )
     tracking: Literal["none", "tensorboard", "wandb", "trackio"] = Field(
         "tensorboard", description="also log metrics.jsonl to this tracker; changes no run's key"

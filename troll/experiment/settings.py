@@ -10,6 +10,11 @@ from troll.common.settings import StrictModel
 Size = Count | Literal["all"]
 """Number of problems of a split."""
 
+ENGINE_RESPONSES = 4096
+"""Most responses that a vLLM engine samples at once: TRL 1.16 starts it with ``max_num_batched_tokens=4096``,
+with ``max_num_seqs`` set to its share of the rollout batch, and vLLM rejects more sequences than tokens.
+"""
+
 
 class Critic(StrictModel):
     """The value model of GAE and PPO-max, initialised from the policy and trained beside it."""
@@ -76,6 +81,13 @@ class Vllm(StrictModel):
     sleep: bool = Field(True, description="colocate: release vLLM's memory while the policy trains")
     memory: Positive = Field(0.3, le=1, description="colocate: share of each GPU's memory for vLLM (TRL)")
     tensor_parallel: Count = Field(1, description="colocate: GPUs that share one copy of the model")
+    # Left out by default, so that digests of older configurations stay the same.
+    max_model_len: Count | None = Field(
+        None,
+        description="colocate: longest prompt and response together, in tokens, for which vLLM reserves its "
+        "cache; none: max_prompt_tokens + max_response_tokens, or the model's context without the former",
+        exclude_if=lambda value: value is None,
+    )
     server: str | None = Field(None, description="server: its address, such as http://host:8000")
     correction: Literal["none", "token-truncate", "token-mask", "sequence-truncate", "sequence-mask"] = Field(
         "none",
@@ -194,6 +206,7 @@ class Training(StrictModel):
             raise ValueError(
                 "policy_lag and trust_region_anchor: sampler need rollouts by transformers; leave vllm out"
             )
+        self._check_engine()
         if self.overlong and self.overlong.buffer > self.max_response_tokens:
             raise ValueError(
                 f"overlong.buffer is {self.overlong.buffer}, longer than max_response_tokens "
@@ -216,6 +229,33 @@ class Training(StrictModel):
             return self
         allowed = self.epochs * (problems // self.prompts_per_batch)
         return self.model_copy(update={"rollout_batches": min(self.rollout_batches, allowed)})
+
+    def _check_engine(self) -> None:
+        """Checks what vLLM inside the training processes refuses when it starts."""
+        vllm, gpus = self.vllm, max(1, self.gpus)
+        if vllm is None or vllm.mode != "colocate":
+            return
+        if gpus % vllm.tensor_parallel:
+            raise ValueError(f"vllm.tensor_parallel is {vllm.tensor_parallel}; it must divide gpus ({gpus})")
+        responses = self.prompts_per_batch * self.responses_per_prompt // gpus * vllm.tensor_parallel
+        if responses > ENGINE_RESPONSES:
+            raise ValueError(
+                f"vllm: one engine would sample {responses} responses at once, and the limit is "
+                f"{ENGINE_RESPONSES} (TRL's max_num_batched_tokens); use more gpus or smaller "
+                "prompts_per_batch or tensor_parallel"
+            )
+        needed = (self.max_prompt_tokens or 0) + self.max_response_tokens
+        if vllm.max_model_len is not None and vllm.max_model_len < needed:
+            raise ValueError(
+                f"vllm.max_model_len is {vllm.max_model_len}, less than prompt and response ({needed} tokens)"
+            )
+
+    @property
+    def longest_sequence(self) -> int | None:
+        """Longest prompt and response together in tokens, for vLLM; None if the model's context is."""
+        if self.vllm is not None and self.vllm.max_model_len is not None:
+            return self.vllm.max_model_len
+        return None if self.max_prompt_tokens is None else self.max_prompt_tokens + self.max_response_tokens
 
     @property
     def steps_per_batch(self) -> int:

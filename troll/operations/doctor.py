@@ -13,11 +13,14 @@ from typing import Literal
 from troll.common.errors import UserError
 from troll.common.files import nearest_existing, unwritable
 from troll.common.gpus import CUDA_BUILD, torch_for_cpus
+from troll.common.hub import config_of
 from troll.common.processor import available_cores
 from troll.experiment.experiment import Experiment
+from troll.experiment.gpu_memory import never_fits
 from troll.experiment.model_settings import Wheel
 from troll.experiment.resources import training_request
-from troll.operations.hub_context import config_of, wheel_state
+from troll.operations.gpu_fit import known_card, settings_of, tight
+from troll.operations.hub_context import wheel_state
 from troll.operations.rehearsal.report import last_rehearsal
 from troll.operations.slurm_queue import gpu_partitions
 from troll.operations.versions import installed, tool
@@ -183,6 +186,26 @@ def _gpu(needs: Needs) -> Finding:
     return Finding("GPU", "note", "none; not needed for from-scratch models")
 
 
+def _gpu_memory(experiment: Experiment) -> Finding | None:
+    """Compares the estimated memory of runs with the GPUs; None if no run of known size uses any."""
+    runs = experiment.runs()
+    settings = settings_of(experiment, runs)
+    if not settings:
+        return None
+    card = known_card(experiment)
+    command = "troll check FILE --cost"
+    if card is None:
+        fix = f"set gpu_memory to that of your GPUs in GiB; {command} lists what models need"
+        return Finding("GPU memory", "note", "of the GPUs is not known here", fix)
+    words = f"{card.gib:.0f} GiB ({card.source})"
+    if lines := tight(experiment, runs, card):
+        impossible = any(never_fits(setting.memory(card.gib), card.gib) for setting in settings)
+        found = f"{words}; by the estimate, {len(lines)} of {len(settings)} kinds of runs do not fit"
+        return Finding("GPU memory", "missing" if impossible else "note", found, f"{command}: {lines[0]}")
+    most = max(setting.memory(card.gib).needed for setting in settings)
+    return Finding("GPU memory", "ok", f"{words}; runs need up to {most:.0f}, by the estimate")
+
+
 def _vllm(needs: Needs) -> Finding:
     if here := installed("vllm"):
         return Finding("vLLM", "ok", here)
@@ -330,6 +353,8 @@ def examine(experiment: Experiment | None, results: Path, *, ask_hub: bool = Tru
     yield _memory(needs)
     yield _disk(needs, results)
     yield _gpu(needs)
+    if experiment is not None and (finding := _gpu_memory(experiment)):
+        yield finding
     yield _vllm(needs)
     yield _sandbox(needs)
     sbatch = tool(("sbatch", "--version"))

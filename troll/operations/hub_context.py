@@ -7,22 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 from troll.common.digests import sha256_of_file
+from troll.common.hub import config_of
 from troll.common.models import context_of
 from troll.experiment.experiment import Experiment
 from troll.experiment.model_settings import ModelSettings, Wheel
 from troll.experiment.validation import context_problems
-
-
-def config_of(model_id: str) -> Path | None:
-    """Returns the path of a model's config.json in the mirror or the hub's cache; None if in neither."""
-    from huggingface_hub import try_to_load_from_cache
-
-    from troll.common.hub import in_mirror
-
-    if (directory := in_mirror(model_id)) is not None:
-        return directory / "config.json"
-    cached = try_to_load_from_cache(model_id, "config.json")
-    return Path(cached) if isinstance(cached, str) else None
 
 
 @cache

@@ -181,9 +181,7 @@ def begin(workflow: Any, config: Mapping[str, Any]) -> Invocation:
                 file=sys.stderr,
             )
         if targets.budgeted and workflow.is_main_process:
-            from troll.experiment.budget import budget_lines
-
-            print("\n".join(budget_lines(experiment)), file=sys.stderr)
+            _tell_costs(workflow, experiment, source)
         count_gpus(workflow, targets.most_gpus)
         for mark in targets.stale_marks if writes else ():
             mark.unlink(missing_ok=True)
@@ -205,6 +203,17 @@ def count_gpus(workflow: Any, most: int) -> None:
         return
     if "gpu" not in workflow.global_resources and (visible := len(visible_gpus())):
         workflow.register_resource("gpu", max(visible, most))
+
+
+def _tell_costs(workflow: Any, experiment: Experiment, source: Path) -> None:
+    """Prints what the groups that are asked for will cost; raises a UserError if they cannot fit the GPUs."""
+    from troll.operations.costs import cost_lines
+    from troll.operations.gpu_fit import refuse_impossible
+
+    asked, groups = sorted(workflow.dag_settings.targets), experiment.groups()
+    only = asked if all(target in groups for target in asked) else []
+    print("\n".join(cost_lines(experiment, Path("results"), only)), file=sys.stderr)
+    refuse_impossible(experiment, experiment.runs(only), source)
 
 
 def one_timer(scheduler: Any) -> None:

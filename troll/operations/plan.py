@@ -12,7 +12,7 @@ from troll.common.errors import UserError
 from troll.common.files import parse_json
 from troll.common.processor import processor_name
 from troll.common.progress import clock
-from troll.experiment.budget import budget_of
+from troll.experiment.budget import hours_of
 from troll.experiment.experiment import Experiment, Run, resolve_model
 from troll.experiment.files import load_experiment
 from troll.experiment.looks import with_further_seeds
@@ -138,11 +138,11 @@ def estimate(
 
 
 def _budgeted(experiment: Experiment, runs: Sequence[Run]) -> str:
-    """Returns the time of a run by published GPU times; "unknown" for from-scratch models."""
+    """Returns the GPU-hours of a run, estimated without runs here; "unknown" for from-scratch models."""
     if not experiment.training_of(runs[0]).gpus and experiment.models[runs[0].model].wheel is not None:
-        return "unknown"  # the published times are for GPUs, and this run trains on a CPU
-    budget = budget_of(experiment, runs[:1])
-    return "unknown" if budget.unknown else f"about {budget.gpu_hours:,.1f} GPU-hours (troll check --cost)"
+        return "unknown"  # the estimates are for GPUs, and this run trains on a CPU
+    hours = hours_of(experiment, runs[0])
+    return "unknown" if hours is None else f"{hours} GPU-hours (troll check --cost)"
 
 
 def plan(experiment: Experiment, results: Path) -> list[str]:
@@ -224,6 +224,7 @@ def kept_aggregations(experiment: Experiment) -> list[str]:
 def plan_of(file: Path, results: Path, *, names: bool = False) -> list[str]:
     """Checks an experiment file and returns its plan; with ``names``, its run ids."""
     from troll.operations.claims_ahead import claims_in_words, claims_of
+    from troll.operations.gpu_fit import refuse_impossible
     from troll.operations.hub_context import hub_context_problems
 
     experiment = load_experiment(file)
@@ -231,6 +232,7 @@ def plan_of(file: Path, results: Path, *, names: bool = False) -> list[str]:
     claims = claims_of(experiment)
     for problem in hub_context_problems(experiment):
         raise UserError(f"{file}: {problem}")
+    refuse_impossible(experiment, experiment.runs(), file)
     if names:
         return [run.run_id for run in experiment.runs()]
     return [*plan(experiment, results), *kept_aggregations(experiment), claims_in_words(claims, experiment)]

@@ -57,6 +57,12 @@ class ValueModel(nn.Module):
         return values
 
 
+def enable_checkpointing(model: Any) -> None:
+    """Makes a transformers model recompute its activations in the backward pass."""
+    enable = getattr(model, "activation_checkpointing_enable", None)  # its new name in transformers 5.24
+    (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+
+
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None
 ) -> tuple[Tensor, Tensor]:
@@ -88,7 +94,8 @@ class Critic:
     """Computes values of a rollout batch, and trains the value model on its mini-batches.
 
     The policy must not be wrapped yet (DDP, FSDP). A forward pass of `values` takes ``chunk`` responses or,
-    if a ``budget`` is given, at most that many tokens, padding included.
+    if a ``budget`` is given, at most that many tokens, padding included. With ``checkpointing``, activations
+    are recomputed in the backward pass.
     """
 
     def __init__(
@@ -98,10 +105,14 @@ class Critic:
         accelerator: Accelerator,
         chunk: int,
         budget: int | None = None,
+        checkpointing: bool = False,
     ) -> None:
         self.settings, self._accelerator = settings, accelerator
         self._chunk, self._budget = chunk, budget
         self.model: Any = ValueModel(policy)
+        # The copy does not inherit it: the training loop enables it for the policy later, when it starts.
+        if checkpointing:
+            enable_checkpointing(self.model.backbone)
         self.optimizer: Any = self._new_optimizer()
         self._prepared = False
         self._loss = self._clipped = torch.zeros(())

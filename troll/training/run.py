@@ -102,14 +102,17 @@ def trainer_config(config: RunConfig, out: Path) -> TrustRegionConfig:
         chat_template_kwargs=THINKING,
         report_to="none",
         disable_tqdm=True,
-        **vllm_options(training.vllm),
+        **vllm_options(training.vllm, training.longest_sequence),
     )
     arguments.num_generations = training.responses_per_prompt
     return arguments
 
 
-def vllm_options(vllm: Vllm | None) -> dict[str, Any]:
-    """TRL's options for rollouts by vLLM; rejects a machine without vLLM or a GPU."""
+def vllm_options(vllm: Vllm | None, longest: int | None = None) -> dict[str, Any]:
+    """TRL's options for rollouts by vLLM; rejects a machine without vLLM or a GPU.
+
+    vLLM reserves its cache for sequences of ``longest`` tokens; None: for the model's whole context.
+    """
     if vllm is None:
         return {}
     if importlib.util.find_spec("vllm") is None:
@@ -129,6 +132,7 @@ def vllm_options(vllm: Vllm | None) -> dict[str, Any]:
         "vllm_enable_sleep_mode": vllm.mode == "colocate" and vllm.sleep,
         "vllm_gpu_memory_utilization": vllm.memory,
         "vllm_tensor_parallel_size": vllm.tensor_parallel,
+        "vllm_max_model_length": longest,
         "vllm_importance_sampling_correction": corrected,
         "vllm_importance_sampling_clip_max": vllm.correction_max,
     }

@@ -122,10 +122,9 @@ class TrustRegionTrainer(ResumableTrainer):
         return PolicyLag(lag, anchor, self.old_policy, self.accelerator, self._report)
 
     def _make_critic(self) -> Critic | None:
-        if self.method.critic is None:
-            return None
-        policy, rows = self.accelerator.unwrap_model(self.model), self.args.per_device_train_batch_size
-        return Critic(policy, self.method.critic, self.accelerator, rows, self.args.micro_batch_tokens)
+        args, settings, policy = self.args, self.method.critic, self.accelerator.unwrap_model(self.model)
+        rest = (args.per_device_train_batch_size, args.micro_batch_tokens, bool(args.gradient_checkpointing))
+        return None if settings is None else Critic(policy, settings, self.accelerator, *rest)
 
     def _make_reference_kl(self) -> ReferenceKL | None:
         settings = self.method.regulariser

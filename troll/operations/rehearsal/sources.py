@@ -18,11 +18,11 @@ from urllib.request import urlopen
 from troll.common.digests import digest_of_json
 from troll.common.errors import UserError, nearest
 from troll.common.files import read_yaml
+from troll.common.hub import config_of
 from troll.experiment.experiment import Experiment, Run
 from troll.experiment.model_settings import Hub, ModelSettings
 from troll.operations.doctor import hub_answers
 from troll.operations.fetch import needed_data
-from troll.operations.hub_context import config_of
 from troll.operations.rehearsal.report import Check, State, failures_or_ok
 from troll.tasks.datasets.catalogue import DATA_SETS
 from troll.tasks.datasets.load import load, mirror_of

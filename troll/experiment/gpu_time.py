@@ -1,0 +1,110 @@
+"""Estimates the seconds of a rollout batch on GPUs, from what was published and measured.
+
+Three parts: sampling (with rewards and validation), scoring by the old policy, and the update.
+
+* Update: the published seconds of Qwen3-4B on four GPUs (85.1 with clip, 92.9 with TROLL, 2,048 responses of
+  up to 4,096 tokens), in proportion to parameters, responses and longest response. What they contain is not
+  said. Taken for a whole rollout batch they contradict the paper's time axes (770 s for Qwen3-8B); taken for
+  the update they agree with them.
+* Scoring: a quarter of clip's update, as a forward pass is a quarter of forward, recomputation and backward.
+* Sampling by vLLM: what remains of the paper's time axes, in proportion to the longest response: 517 s and
+  9.6 s for each 10^9 parameters, a least-squares line through the models of 1.7, 8 and 14 * 10^9. With the
+  other two parts it gives 579, 812 and 1,050 s where the axes show about 600, 770 and 1,070. The axes include
+  rewards, and validation every ten batches; the card is not known.
+* Sampling by transformers: tokens one after another, each a pass through all layers that waits for the launch
+  of its kernels. 2.1 ms for each layer are the geometric mean of 1.1 ms (a guess by hand) and of 4.2 ms
+  (measured on an H100 that twelve runs of SmolLM2-135M shared).
+
+The result is right within a factor (`Seconds.spread`) at best.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+from troll.experiment.published import read_published
+from troll.experiment.settings import Training
+
+_PUBLISHED_BILLIONS, _PUBLISHED_GPUS, _PUBLISHED_RESPONSES, _PUBLISHED_TOKENS = 4.02, 4, 256 * 8, 4096
+_SCORING = 0.25
+_AXES_S, _AXES_S_PER_BILLION = 517.0, 9.6
+# Share of a token's time that a single sequence takes: 0.15 * 517 s / 4,096 tokens = 19 ms. Our guess.
+_ALONE = 0.15
+_LAYER_S = 2.1e-3  # of one token and one layer, transformers
+# One pass forward and backward through one layer, if kernels are small: 0.29 s for 30 layers in those runs.
+_PASS_S = 1.0e-2
+# Weights in float32 that each token reads, and the layers that FSDP gathers for it; both are our guesses.
+_READ_BYTES_PER_S, _GATHERED_BYTES_PER_S = 1.5e12, 1.0e11
+_START_S = 10.0  # loading a model, our guess
+_VLLM_SPREAD, _GENERATE_SPREAD = 1.7, 2.0
+_UNKNOWN_LAYERS = 32
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Seconds of one rollout batch, and of what a run does besides."""
+
+    sampling: float
+    scoring: float
+    update: float
+    validation: float  # averaged over rollout batches; 0 if sampling includes it
+    spread: float  # factor within which the sum is expected to be right
+
+    @property
+    def batch(self) -> float:
+        """Seconds of a rollout batch."""
+        return self.sampling + self.scoring + self.update + self.validation
+
+
+def step_seconds() -> dict[str, float]:
+    """Returns the published seconds of a step of Qwen3-4B on four GPUs, for clip and troll."""
+    rows = [row for row in read_published() if row["metric"] == "step_runtime_s"]
+    return {str(row["method"]).lower(): float(row["value"]) for row in rows}
+
+
+def batch_seconds(
+    training: Training,
+    billions: float,
+    *,
+    projected: bool,
+    critic: bool = False,
+    layers: int | None = None,
+    validation: int = 0,
+) -> Seconds:
+    """Estimates the time of a rollout batch of a model with ``billions`` * 10^9 parameters.
+
+    ``projected`` says whether the trust region projects; ``validation`` is the number of responses of a validation.
+    """
+    layers = layers or _UNKNOWN_LAYERS
+    gpus = max(1, training.gpus)
+    responses = training.prompts_per_batch * training.responses_per_prompt
+    scale = billions / _PUBLISHED_BILLIONS * _PUBLISHED_GPUS / gpus
+    scale *= responses / _PUBLISHED_RESPONSES * training.max_response_tokens / _PUBLISHED_TOKENS
+    seconds = step_seconds()
+    models = 2 if critic else 1
+    passes = training.steps_per_batch * training.micro_batches * layers * _PASS_S
+    update = max(seconds["troll" if projected else "clip"] * scale * training.num_iterations, passes)
+    scorings = models + (1 if training.regulariser is not None else 0)
+    scoring = max(_SCORING * seconds["clip"] * scale, layers * _PASS_S / 4)
+    sampling = _sampling(training, billions, layers, responses / gpus)
+    if training.vllm is not None:
+        return Seconds(sampling, scorings * scoring, models * update, 0.0, _VLLM_SPREAD)
+    validations = 1 + ceil(training.rollout_batches / training.validate_every) if training.validate_every else 0
+    validated = sampling * ceil(validation / responses) * validations / training.rollout_batches
+    return Seconds(sampling, scorings * scoring, models * update, validated, _GENERATE_SPREAD)
+
+
+def run_seconds(training: Training, seconds: Seconds) -> float:
+    """Returns the seconds of a whole run, without evaluation of its last checkpoint."""
+    return seconds.batch * training.rollout_batches + _START_S
+
+
+def _sampling(training: Training, billions: float, layers: int, responses: float) -> float:
+    """Returns the seconds in which ``responses`` are sampled on one GPU."""
+    tokens = training.max_response_tokens
+    if training.vllm is not None:
+        load = _ALONE + (1 - _ALONE) * responses / (_PUBLISHED_RESPONSES / _PUBLISHED_GPUS)
+        return (_AXES_S + _AXES_S_PER_BILLION * billions) * load * tokens / _PUBLISHED_TOKENS
+    token = max(layers * _LAYER_S, 4e9 * billions / _READ_BYTES_PER_S)
+    if training.gpus > 1:
+        token += 2e9 * billions / _GATHERED_BYTES_PER_S
+    return token * tokens
