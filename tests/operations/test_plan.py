@@ -118,7 +118,9 @@ def test_check_compares_responses_with_the_context_of_a_model_of_the_hub(
 ):
     model = tmp_path / "mirror/us/small"
     model.mkdir(parents=True)
-    (model / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
+    (model / "config.json").write_text(
+        json.dumps({"model_type": "llama", "max_position_embeddings": context})
+    )
     monkeypatch.setenv("TROLL_MODEL_MIRROR", str(tmp_path / "mirror"))
     known_context.cache_clear()
     data = yaml.safe_load((repository / "workflow/config/gsm8k-small.yaml").read_text())
