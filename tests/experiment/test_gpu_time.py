@@ -86,7 +86,7 @@ def test_without_vllm_sampling_takes_much_longer():
     assert batch_seconds(paper(vllm=None), **settings).sampling == pytest.approx(
         4096 * (32 * 2.1e-3 + 16e9 / 1e11)
     )
-    # Validation goes through the same batches: 1,024 responses in one of 2,048, at the start, every ten, and last.
+    # Validation goes through the same batches: 1,024 responses in one of 2,048, first, every ten, and last.
     seconds = batch_seconds(paper(vllm=None), **settings)
     assert seconds.validation == pytest.approx(seconds.sampling * 102 / 1001)
     assert batch_seconds(paper(vllm=None, validate_every=0), **settings).validation == 0

@@ -72,7 +72,7 @@ def batch_seconds(
 ) -> Seconds:
     """Estimates the time of a rollout batch of a model with ``billions`` * 10^9 parameters.
 
-    ``projected`` says whether the trust region projects; ``validation`` is the number of responses of a validation.
+    ``projected``: whether the trust region projects; ``validation`` counts the responses of each validation.
     """
     layers = layers or _UNKNOWN_LAYERS
     gpus = max(1, training.gpus)
@@ -88,7 +88,9 @@ def batch_seconds(
     sampling = _sampling(training, billions, layers, responses / gpus)
     if training.vllm is not None:
         return Seconds(sampling, scorings * scoring, models * update, 0.0, _VLLM_SPREAD)
-    validations = 1 + ceil(training.rollout_batches / training.validate_every) if training.validate_every else 0
+    validations = (
+        1 + ceil(training.rollout_batches / training.validate_every) if training.validate_every else 0
+    )
     validated = sampling * ceil(validation / responses) * validations / training.rollout_batches
     return Seconds(sampling, scorings * scoring, models * update, validated, _GENERATE_SPREAD)
 
