@@ -67,9 +67,10 @@ coverage: env ## measure test coverage; takes longer than the tests alone
 golden: env ## make the golden runs of the tests again, after a new NUMERICS or metric; about a minute
 	@"$(BIN)/python" tests/golden/make.py
 
-docs: env ## write generated files: JSON schema, docs/configuration.md, conda files, config/config.yaml
+docs: env ## write generated files: JSON schema, docs/configuration.md, docs/released.md, conda files, config/config.yaml
 	@"$(BIN)/python" envs/write_conda.py
 	@for file in troll/experiment/experiment.schema.json docs/configuration.md; do "$(BIN)/troll" release schema --out "$$file" || exit 1; done
+	@"$(BIN)/troll" release settings --out docs/released.md
 	@sed '1s|\.\./\.\./|../|' workflow/config/testbed.yaml >config/config.yaml
 
 audit: env ## audit the graders again, on all data sets and hostile programs, in results/released/graders

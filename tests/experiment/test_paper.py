@@ -91,7 +91,9 @@ def test_settings_are_the_published_ones(paper):
     assert (settings["kl_bound"], settings["regression_weight"]) == (0.05, 1.0)
     clip = paper.trust_regions["clip"].settings
     assert clip == {"epsilon_low": 0.2, "epsilon_high": 0.2, "dual_clip": 10.0}
-    assert dict(MATH_EVAL) == {name: suite.samples for name, suite in paper.tasks["dapo"].evaluate_on.items()}
+    dapo = paper.tasks["dapo"]
+    assert set(MATH_EVAL) == set(dapo.evaluate_on) == set(dapo.validate_on) - {"dapo"}
+    assert {(suite.samples, suite.temperature) for suite in dapo.evaluate_on.values()} == {(1, 0.0)}
     ppo = paper.training_of(paper.run("Qwen3-8B/dapo/clip/ppo/stale1x/seed0"))
     assert ppo.critic is not None and ppo.critic.learning_rate == 1e-5
     wide = paper.training_of(paper.run("Qwen3-1.7B/dapo/troll-k256/grpo/stale1x/seed0"))

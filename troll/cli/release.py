@@ -134,6 +134,18 @@ def schema(
     write_text(out, makers[out.suffix]())
 
 
+@app.command("settings")
+def released_settings(out: Annotated[Path, typer.Option(help="the page to write, *.md")]) -> None:
+    """Write the page on the settings of the paper's released configuration.
+
+    Example: troll release settings --out docs/released.md
+    """
+    from troll.common.files import write_text
+    from troll.experiment.published.ledger import ledger_page, read_ledger
+
+    write_text(out, ledger_page(read_ledger()))
+
+
 Trials = Annotated[
     list[Path], typer.Option(help="results/<experiment> of the trials; once per round, in order")
 ]

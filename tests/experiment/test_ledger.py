@@ -1,0 +1,70 @@
+"""The ledger of released settings: paper.yaml cannot leave it unseen, and no difference goes unexplained."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from troll.common.errors import UserError
+from troll.experiment.files import load_experiment
+from troll.experiment.published.ledger import LEDGER, ledger_problems, read_ledger
+
+PAPER = "workflow/config/paper.yaml"
+
+
+@pytest.fixture(scope="module")
+def paper(repository):
+    return load_experiment(repository / PAPER).model_dump()
+
+
+def test_paper_yaml_has_the_values_that_the_ledger_knows(paper):
+    assert ledger_problems(read_ledger(), paper) == []
+    states = [entry.state for entry in read_ledger().keys]
+    assert {"same", "differs", "not readable"} == set(states) and len(states) > 60
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("training", "epochs"), 10),
+        (("tasks", "dapo", "validate_on"), {"dapo": "all"}),
+        (("trust_regions", "troll-kl0.01", "settings"), {"kl_bound": 0.02}),
+        (("tasks", "eurus-code", "settings"), {}),
+    ],
+)
+def test_a_key_that_changes_without_the_ledger_is_named(paper, place, value):
+    changed = copy.deepcopy(paper)
+    *parents, last = place
+    item = changed
+    for name in parents:
+        item = item[name]
+    item[last] = value
+    problems = ledger_problems(read_ledger(), changed)
+    assert len(problems) == 1 and problems[0].startswith(".".join(place))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"here": 30}, "total_epochs: differs from the released value without a reason"),
+        ({"file": ""}, "total_epochs: names no file"),
+        ({"file": "abstract"}, "file 'abstract' is not in `files`"),
+    ],
+)
+def test_what_is_not_explained_is_refused(tmp_path, change, message):
+    text = yaml.safe_load(LEDGER.read_text())
+    next(entry for entry in text["keys"] if entry["key"] == "trainer.total_epochs").update(change)
+    path = tmp_path / "ledger.yaml"
+    path.write_text(yaml.safe_dump(text))
+    with pytest.raises(UserError, match=message):
+        read_ledger(path)
+
+
+def test_the_page_is_up_to_date(repository, tmp_path):
+    out = tmp_path / "released.md"
+    command = [Path(sys.executable).parent / "troll", "release", "settings", "--out", out]
+    subprocess.run(command, check=True)
+    assert (repository / "docs/released.md").read_text() == out.read_text(), "`make docs` writes it"
