@@ -552,6 +552,30 @@ def test_partial_credit_is_reported_beside_success(tmp_path):
     assert "reward" not in grades(tmp_path, "eurus-code")["metrics"]
 
 
+def test_gsm8k_with_hashes_is_graded_by_the_strict_filters(tmp_path):
+    rows = [
+        {
+            "task_id": str(n),
+            "prompt": "?",
+            "problem": "?",
+            "solution": "so",
+            "answer": str(n),
+            "answers": "####",
+        }
+        for n in (7, 1000)
+    ]
+    write_jsonl(tmp_path / "problems.jsonl", rows)
+    samples = [("7", "so\n#### 7"), ("7", "\\boxed{7}"), ("1000", "#### 1,000"), ("1000", "so 1000")]
+    lines = [{"task_id": name, "completion": text} for name, text in samples]
+    write_jsonl(tmp_path / "samples.jsonl", lines)
+    result = grades(tmp_path, "gsm8k")
+    for field in ("passed", "official"):
+        assert [row[field] for row in result["problems"].values()] == [[True, False], [True, False]]
+    assert result["official"]["metric"] == "exact_match,strict-match" and result["disagreements"] == []
+    write_oracle(get_task("gsm8k"), tmp_path / "problems.jsonl", tmp_path / "samples.jsonl")
+    assert grades(tmp_path, "gsm8k")["metrics"]["pass@1"] == 1.0
+
+
 def test_a_file_as_published_is_read_too(tmp_path, real_data):
     rows = [{"question": "1+1?", "answer": "so\n#### 2"}, {"question": "500*2?", "answer": "so\n#### 1,000"}]
     write_jsonl(tmp_path / "problems.jsonl", rows)

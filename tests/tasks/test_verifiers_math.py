@@ -61,7 +61,7 @@ def test_integers_are_compared_as_integers(answer, other, prefix):
 def test_integers_and_missing_boxes_need_no_process(monkeypatch):
     monkeypatch.setattr(verifier, "_pool", lambda: pytest.fail("math-verify was asked"))
     completions = [r"\boxed{7}", r"\boxed{8}", "7", r"\boxed{}", r"\boxed{ }", r"\boxed{7", "", r"\boxed{07}"]
-    problems = [SimpleNamespace(answer="7")] * len(completions)
+    problems = [SimpleNamespace(answer="7", record={})] * len(completions)
     assert math_rewards(problems, completions) == [1.0, 0, 0, 0, 0, 0, 0, 1.0]
 
 
@@ -126,7 +126,7 @@ def test_rewards_ask_for_the_exact_value_and_evaluation_is_math_verify_as_publis
     answers, texts = [case[0] for case in DIFFERENT], [rf"\boxed{{{case[1]}}}" for case in DIFFERENT]
     published = [status == "passed" for status in judge_math(answers, texts)]
     assert dict(zip(DIFFERENT, published, strict=True)) == {case: case[2] for case in DIFFERENT}
-    problems = [SimpleNamespace(answer=answer) for answer in answers]
+    problems = [SimpleNamespace(answer=answer, record={}) for answer in answers]
     paid = [reward == 1.0 for reward in math_rewards(problems, texts)]
     assert dict(zip(DIFFERENT, paid, strict=True)) == {case: case[3] for case in DIFFERENT}
 

@@ -107,12 +107,14 @@ def _grade_math(
 ) -> dict[str, Any]:
     from troll.evaluation.lm_eval.builtin import scorers
     from troll.evaluation.lm_eval.replay import replay
-    from troll.tasks.verifiers.math import judge_math
+    from troll.tasks.verifiers.math import form_of, judge_math
 
-    tasks = scorers(task) if task in DATA_SETS or task == "chains" else []
+    forms = {task_id: form_of(problem) for task_id, problem in problems.items()}
+    form = next(iter(forms.values()))
+    tasks = scorers(task, form) if task in DATA_SETS or task == "chains" else []
     flat = [(task_id, text) for task_id, texts in completions.items() for text in texts]
     answers = [str(problems[task_id]["answer"]) for task_id, _ in flat]
-    judged = iter(judge_math(answers, [text for _, text in flat]))
+    judged = iter(judge_math(answers, [text for _, text in flat], forms=[forms[name] for name, _ in flat]))
     statuses = {task_id: [next(judged) for _ in texts] for task_id, texts in completions.items()}
     passed = {task_id: [status == "passed" for status in found] for task_id, found in statuses.items()}
     rows: dict[str, dict[str, Any]] = {

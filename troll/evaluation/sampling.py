@@ -22,6 +22,7 @@ from troll.tasks.prompts import digest_of_ids, encode
 from troll.tasks.responses import begins_thought, response_texts
 from troll.tasks.types import Problem, Task
 from troll.tasks.verifiers.fractions import SCORED
+from troll.tasks.verifiers.math import form_of
 
 _PROGRESS_S = 2.0
 _DIGEST_LENGTH = 16
@@ -180,6 +181,8 @@ def _solution(problem: Problem) -> str:
     Nothing follows the box: lm-eval's gsm8k reads the last number of ``$\boxed{18}$.`` as ``$.``.
     """
     solution = str(problem.record.get("solution") or "")
+    if form_of(problem.record) == "####":
+        return f"{solution}\n#### {problem.answer}"
     return solution if "\\boxed{" in solution else f"{solution}\n\n\\boxed{{{problem.answer}}}"
 
 

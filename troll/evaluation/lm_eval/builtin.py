@@ -18,7 +18,7 @@ from troll.common.files import write_jsonl, write_text
 from troll.tasks.datasets.catalogue import DATA_SETS, MATH_EVAL
 from troll.tasks.datasets.convert import Row
 from troll.tasks.datasets.load import load
-from troll.tasks.verifiers.math import last_boxed
+from troll.tasks.verifiers.math import Form, last_boxed
 
 TASKS = Path(__file__).parent / "tasks"
 _TEMPLATE = TASKS / "troll_math500.yaml"
@@ -39,15 +39,16 @@ class Scorer:
     own: bool = False  # one of our tasks, which score all samples of a problem at once
 
 
-def scorers(task: str) -> list[Scorer]:
+def scorers(task: str, form: Form = "boxed") -> list[Scorer]:
     """Returns the lm-eval tasks for a mathematics data set or ``chains``: ours, then lm-eval's own.
 
-    For GSM8K, MATH, MATH-500 and AIME lm-eval's own task is the official one, for other data sets ours.
+    ``form`` is how answers are written: with ``####``, the official filter of GSM8K is the strict one. For
+    GSM8K, MATH, MATH-500 and AIME lm-eval's own task is the official one, for other data sets ours.
     """
     if task == "chains":
         return [Scorer("chains", TASKS / "chains.yaml", _own, own=True)]
     found = [
-        Scorer(name, task_root() / file, columns, subject, official)
+        Scorer(name, task_root() / file, columns, subject, _STRICT if form == "####" else official)
         for name, file, data_set, columns, subject, official in _STOCK
         if data_set == task
     ]
@@ -70,7 +71,7 @@ def task_root() -> Path:
 
 
 def _own(row: Row) -> dict[str, Any]:
-    return {"answer": row["answer"]}
+    return {key: row[key] for key in ("answer", "answers") if key in row}
 
 
 def _gsm8k(row: Row) -> dict[str, Any]:
@@ -101,6 +102,7 @@ _SUBJECTS: Mapping[str, str] = {
 }
 """lm-eval's names of MATH's subjects, and the data set's."""
 
+_STRICT = "exact_match,strict-match"  # the number after ``####``
 _OWN_TOKENS = {"gsm8k": 2048}  # longest response in tokens, if not the template's
 _BY_MATH_VERIFY = "math_verify,none"
 # lm-eval's own tasks: name, file, our data set, the columns that it reads, subject, official metric

@@ -12,7 +12,7 @@ from troll.common.settings import Settings
 from troll.tasks.datasets import convert
 from troll.tasks.datasets.convert import Row
 from troll.tasks.datasets.hub import HubPart
-from troll.tasks.datasets.settings import CodeSettings
+from troll.tasks.datasets.settings import CodeSettings, Gsm8kSettings, MathSettings
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ def _test_set(
     name: str, summary: str, reader: convert.Convert, part: Part, substitute: str | None = None
 ) -> DataSet:
     """Returns a mathematics data set that has a test split only."""
-    return DataSet(name, summary, "math", reader, {"test": part}, substitute=substitute)
+    parts = {"test": part}
+    return DataSet(name, summary, "math", reader, parts, substitute=substitute, settings=MathSettings)
 
 
 def _math_part(split: str, rows: int) -> Part:
@@ -76,7 +77,7 @@ def _eurus(name: str, ability: Literal["math", "code"], reader: convert.Convert)
         )
         for ours, theirs in (("train", "train"), ("test", "validation"))
     }
-    settings = CodeSettings if ability == "code" else Settings
+    settings = CodeSettings if ability == "code" else MathSettings
     return DataSet(name, f"Eurus-2-RL, {ability}", ability, reader, parts, settings=settings)
 
 
@@ -91,6 +92,7 @@ _SETS: Sequence[DataSet] = (
             "test": _simple("gsm8k/test.jsonl", "openai/gsm8k", 1319, "test", "main"),
         },
         solutions=True,
+        settings=Gsm8kSettings,
     ),
     DataSet(
         "math",
@@ -99,6 +101,7 @@ _SETS: Sequence[DataSet] = (
         convert.boxed,
         {"train": _math_part("train", 7500), "test": _math_part("test", 5000)},
         solutions=True,
+        settings=MathSettings,
     ),
     _test_set(
         "math500", "MATH-500", convert.answered, _simple("math500/test.jsonl", "HuggingFaceH4/MATH-500", 500)
@@ -114,6 +117,7 @@ _SETS: Sequence[DataSet] = (
             "all": Part("dapo_math_17k/dapo_math_17k.jsonl.gz", (), rows=17917),
         },
         substitute="DAPO-Math-17k, split here; not the authors' split (philippbecker/troll_data)",
+        settings=MathSettings,
     ),
     _test_set(
         "aime24",

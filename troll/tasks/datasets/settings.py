@@ -15,6 +15,9 @@ from troll.common.settings import Settings
 from troll.tasks.types import Problem
 from troll.tasks.verifiers.fractions import SCORED
 
+# Follows a question of GSM8K in verl (examples/data_preprocess/gsm8k.py), with which the paper's were made.
+HASHES_INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
+
 
 def _set(default: Any, description: str) -> Any:
     """Returns a field that is left out at its default."""
@@ -40,10 +43,37 @@ class CodeSettings(Settings):
         return self
 
 
+_ANSWERS = (
+    "how answers are written and rewarded: `boxed`, in a box that is asked for, by their exact value; "
+    "`lenient`, the same without units, signs and brackets around the value (as the paper's released reward "
+    "of DAPO)"
+)
+
+
+class MathSettings(Settings):
+    """How answers are written and rewarded."""
+
+    answers: Literal["boxed", "lenient"] = _set("boxed", _ANSWERS)
+
+
+class Gsm8kSettings(Settings):
+    """How answers are written and rewarded."""
+
+    answers: Literal["boxed", "lenient", "####"] = _set(
+        "boxed",
+        f"{_ANSWERS}; `####`, as the number after this mark, by its text, with verl's prompt (the paper's)",
+    )
+
+
 def applied(problem: Problem, settings: Mapping[str, Any]) -> Problem:
     """Returns a problem of a data set as its settings want it; at the defaults as it is."""
     if settings.get("tests") == "fraction":
         count = len(problem.record["test_list" if "test_list" in problem.record else "inputs"])
         scored = min(count, settings.get("first") or count)
         return replace(problem, record={**problem.record, SCORED: scored})
-    return problem
+    answers = settings.get("answers", "boxed")
+    if answers == "boxed":
+        return problem
+    if answers == "####":
+        problem = replace(problem, prompt=f"{problem.record['problem']} {HASHES_INSTRUCTION}")
+    return replace(problem, record={**problem.record, "answers": answers})

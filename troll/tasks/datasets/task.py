@@ -14,7 +14,7 @@ from troll.tasks.datasets.load import load
 from troll.tasks.datasets.settings import applied
 from troll.tasks.types import Demonstration, Problem, Split, Task
 from troll.tasks.verifiers.code import code_rewards
-from troll.tasks.verifiers.math import math_rewards
+from troll.tasks.verifiers.math import form_of, math_rewards
 
 HELD_OUT = 256
 """Number of training problems that are used for validation if a data set has no such split."""
@@ -61,13 +61,13 @@ def _generate(
     return [problems[number] for number in sorted(generator.sample(range(len(problems)), count))]
 
 
-def _demonstrate(item: DataSet, count: int, seed: int, _: Mapping[str, Any]) -> list[Demonstration]:
+def _demonstrate(item: DataSet, count: int, seed: int, settings: Mapping[str, Any]) -> list[Demonstration]:
     """Returns training problems with solutions, in a seeded order; none repeats before all have been used."""
     if not item.solutions:
         raise UserError(f"task {item.name} has no demonstrations; use a pretrained base model")
     solved = [
         Demonstration(problem.prompt, solution)
-        for problem in whole_split(item.name, "train")
+        for problem in whole_split(item.name, "train", settings)
         if (solution := worked_solution(problem))
     ]
     shown: list[Demonstration] = []
@@ -78,12 +78,14 @@ def _demonstrate(item: DataSet, count: int, seed: int, _: Mapping[str, Any]) -> 
 
 
 def worked_solution(problem: Problem) -> str:
-    r"""Returns a problem's solution without GSM8K's calculator notes, ended with a box as the prompt asks.
+    r"""Returns a problem's solution without GSM8K's calculator notes, ended as the prompt asks.
 
     The box is not in ``$...$``: lm-eval's filter `flexible-extract` takes the last number, which it finds to
     be ``$.`` in ``$\boxed{18}$.``, and would count all answers of a model that learnt this ending as wrong.
     """
     words = re.sub(r"<<[^<>]*>>", "", str(problem.record.get("solution") or "")).strip()
+    if words and form_of(problem.record) == "####":
+        return f"{words}\n#### {problem.answer}"
     if not words or "\\boxed" in words:
         return words
     return f"{words}\nThe answer is \\boxed{{{problem.answer}}}."

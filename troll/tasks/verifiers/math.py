@@ -1,10 +1,16 @@
-r"""Judges answers in ``\boxed{}``.
+r"""Judges answers in ``\boxed{}``, or after ``####``.
 
 The last box of a completion is compared with the reference answer. A completion without a box is wrong. There
-are two standards. Evaluation uses math-verify as published (https://github.com/huggingface/Math-Verify), so
-that results are comparable with published ones. Rewards require the exact value of the whole answer, since a
-policy learns to exploit whatever math-verify accepts. For references in scientific notation (``4.5e33``),
-which math-verify reads as multiples of e, both use the standard of rewards.
+are two standards, and a lenient one of rewards (``lenient.py``). Evaluation uses math-verify as published
+(https://github.com/huggingface/Math-Verify), so that results are comparable with published ones. Rewards
+require the exact value of the whole answer, since a policy learns to exploit whatever math-verify accepts.
+For references in scientific notation (``4.5e33``), which math-verify reads as multiples of e, both use the
+standard of rewards.
+
+A problem whose record has ``answers: "####"`` is judged as GSM8K is by verl, the library that the paper's
+code is made of (``verl/utils/reward_score/gsm8k.py``; the released repository's copy could not be read): of
+the numbers after ``####`` in the last 300 characters the last one, without commas, must be the reference's
+text. Rewards and evaluation then agree.
 
 math-verify runs in worker processes (``math_worker.py``), each limited in memory and in CPU time per
 comparison, so that right answers do not count as wrong on a busy machine. math-verify's own timeouts are
@@ -16,18 +22,21 @@ import functools
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
-from typing import Literal
+from typing import Any, Literal
 
 from troll.common.errors import UserError
 from troll.common.processor import available_cores
 from troll.tasks.types import Problem
+from troll.tasks.verifiers.lenient import plain_value
 from troll.tasks.verifiers.notation import is_scientific, same_number
 from troll.tasks.verifiers.worker import EndError, Worker
 
-Standard = Literal["evaluation", "reward"]
+Standard = Literal["evaluation", "reward", "lenient"]
+Form = Literal["boxed", "lenient", "####"]
+"""How a problem's answer is written and rewarded: field ``answers`` of its record, ``boxed`` without one."""
 MathStatus = Literal["passed", "wrong", "timeout", "crash"]
 
 TIMEOUT_S = 5.0  # math-verify's own default per operation
@@ -40,15 +49,25 @@ _MAX_ANSWER_CHARACTERS = 2_000
 _INTEGER = re.compile(r"[+-]?[0-9]{1,1000}")
 # The answer is at the end; what a policy repeats endlessly before it is not searched.
 _MAX_SEARCHED_CHARACTERS = 200_000
+_AFTER_HASHES = re.compile(r"#### (-?[0-9.,]+)")
+_HASHES_SEARCHED = 300  # characters at the end (verl)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 # An escaped character, which is not a brace, or a brace.
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def math_rewards(problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
-    """Returns the training reward of each completion: 1.0 if the boxed answer is right, else 0.0."""
+    """Returns the training reward of each completion: 1.0 if the answer is right, else 0.0."""
     answers = [problem.answer for problem in problems]
-    return [float(status == "passed") for status in judge_math(answers, completions, standard="reward")]
+    forms = [form_of(problem.record) for problem in problems]
+    statuses = judge_math(answers, completions, standard="reward", forms=forms)
+    return [float(status == "passed") for status in statuses]
+
+
+def form_of(record: Mapping[str, Any]) -> Form:
+    """Returns how a problem's answer is written and rewarded."""
+    form: Form = record.get("answers", "boxed")
+    return form
 
 
 def judge_math(
@@ -58,17 +77,21 @@ def judge_math(
     standard: Standard = "evaluation",
     timeout_s: float = TIMEOUT_S,
     extraction: Literal["box", "text"] = "box",
+    forms: Sequence[Form] | None = None,
 ) -> list[MathStatus]:
     r"""Judges completions against reference answers.
 
     Args:
         answers: reference answers (the content of the box, without ``\boxed{}``).
         completions: texts, one per answer.
-        standard: ``evaluation`` (math-verify as published) or ``reward`` (the exact value); see the module.
+        standard: ``evaluation`` (math-verify as published), ``reward`` (the exact value) or ``lenient``; see
+            the module.
         timeout_s: CPU seconds for one comparison; a worker that exceeds them is killed, and the status is
             ``timeout``.
         extraction: ``box`` compares the last box. ``text`` leaves everything to math-verify, which searches
             the whole completion for an answer and decides all pairs itself.
+        forms: how each answer is written and rewarded; default ``boxed``. With ``lenient``, the standard
+            ``reward`` is the lenient one.
 
     Returns:
         One status per completion; ``crash`` means that the worker died (out of memory).
@@ -76,8 +99,10 @@ def judge_math(
     pairs = [
         ("text", answer.strip(), completion)
         if extraction == "text"
-        else _boxed_pair(standard, answer, completion)
-        for answer, completion in zip(answers, completions, strict=True)
+        else _pair(form, standard, answer, completion)
+        for answer, completion, form in zip(
+            answers, completions, forms or ["boxed"] * len(answers), strict=True
+        )
     ]
     different = {pair for pair in pairs if pair is not None}
     verdicts = {pair: status for pair in different if (status := _quick(*pair)) is not None}
@@ -109,24 +134,36 @@ def last_boxed(text: str) -> str | None:
 _Pair = tuple[str, str, str]  # standard, reference answer, answer
 
 
-def _boxed_pair(standard: Standard, answer: str, completion: str) -> _Pair | None:
+def _pair(form: Form, standard: Standard, answer: str, completion: str) -> _Pair | None:
+    if form == "####":
+        numbers = _AFTER_HASHES.findall(completion[-_HASHES_SEARCHED:])
+        return (form, answer, numbers[-1].replace(",", "")) if numbers else None
+    if form == "lenient" and standard == "reward":
+        standard = "lenient"
     box = last_boxed(completion)
     if box is None or not box.strip():
         return None
-    return ("reward" if is_scientific(answer) else standard, answer.strip(), box.strip())
+    if is_scientific(answer) and standard == "evaluation":
+        standard = "reward"
+    return (standard, answer.strip(), box.strip())
 
 
 def _quick(standard: str, answer: str, box: str) -> MathStatus | None:
     """Decides pairs that need no algebra; returns None for the others."""
     if standard == "text":
         return None
+    if standard == "####":
+        return "passed" if answer == box else "wrong"
     if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(box):
         return "passed" if int(answer) == int(box) else "wrong"
     if answer == box:
         return "passed"
     if len(box) > _MAX_ANSWER_CHARACTERS:
         return "wrong"
-    same = same_number(answer, box) if standard == "reward" else None
+    same = same_number(answer, box) if standard != "evaluation" else None
+    if standard == "lenient" and not same:
+        # What is wrong as it stands may be right without the marks around it, so only a worker can refuse it.
+        same = same_number(plain_value(answer), plain_value(box)) or None
     return None if same is None else "passed" if same else "wrong"
 
 

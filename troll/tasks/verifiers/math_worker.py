@@ -1,8 +1,8 @@
 r"""A worker process that compares mathematical answers.
 
 It reads [CPU seconds, standard, reference, answer] per line and writes the verdict, true or false. The
-standard is ``reward`` (exact value, ``equality.py``), ``evaluation`` (math-verify as published) or ``text``
-(the same, with the answer somewhere in a whole text).
+standard is ``reward`` (exact value, ``equality.py``), ``lenient`` (``lenient.py``), ``evaluation``
+(math-verify as published) or ``text`` (the same, with the answer somewhere in a whole text).
 
 It limits its own memory and CPU time, since answers as short as ``9^{9^{9}}`` take too much: the timer's
 signal ends the process, whatever it is doing.
@@ -18,6 +18,7 @@ import signal
 import sys
 from typing import Any
 
+from troll.tasks.verifiers.lenient import plain_value
 from troll.tasks.verifiers.notation import with_powers_of_ten
 
 _DOLLAR = re.compile(r"(?<!\\)\$")
@@ -45,6 +46,9 @@ def main() -> None:
     def equal(standard: str, reference: str, text: str) -> bool:
         if standard == "reward":
             return equal_answers(reference, text)
+        if standard == "lenient":
+            plain = plain_value(reference), plain_value(text)
+            return equal_answers(reference, text) or equal_answers(*plain)
         answer = parse(text, parsing_timeout=None) if standard == "text" else expression(text)
         return bool(verify(expression(reference), answer, timeout_seconds=None))
 

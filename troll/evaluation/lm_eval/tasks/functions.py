@@ -8,7 +8,7 @@ from troll.common.errors import UserError
 from troll.common.files import read_jsonl
 from troll.evaluation.pass_at_k import pass_at_k
 from troll.tasks.responses import judged_text
-from troll.tasks.verifiers.math import judge_math
+from troll.tasks.verifiers.math import form_of, judge_math
 
 # Stands for a missing sample where a replayed problem has fewer than others; no tokenizer produces it.
 NO_SAMPLE = "\0no sample\0"
@@ -47,9 +47,10 @@ def keep_all(responses: Iterable[Sequence[str]], _documents: Any) -> list[list[s
 
 
 def process_results(document: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Returns pass@k of one problem's samples, judged by math-verify."""
+    """Returns pass@k of one problem's samples, judged as `troll grade` does."""
     prompt = document.get("prompt", "")
     responses = [judged_text(text, prompt) for text in results[0] if text != NO_SAMPLE]
-    statuses = judge_math([document["answer"]] * len(responses), responses)
+    forms = [form_of(document)] * len(responses)
+    statuses = judge_math([document["answer"]] * len(responses), responses, forms=forms)
     correct = statuses.count("passed")
     return {f"pass@{k}": pass_at_k(len(responses), correct, k) for k in (1, 8) if k <= len(responses)}
