@@ -181,7 +181,7 @@ def begin(workflow: Any, config: Mapping[str, Any]) -> Invocation:
                 file=sys.stderr,
             )
         if targets.budgeted and workflow.is_main_process:
-            _tell_costs(workflow, experiment, source)
+            _tell_costs(experiment, source)
         count_gpus(workflow, targets.most_gpus)
         for mark in targets.stale_marks if writes else ():
             mark.unlink(missing_ok=True)
@@ -205,13 +205,14 @@ def count_gpus(workflow: Any, most: int) -> None:
         workflow.register_resource("gpu", max(visible, most))
 
 
-def _tell_costs(workflow: Any, experiment: Experiment, source: Path) -> None:
+def _tell_costs(experiment: Experiment, source: Path) -> None:
     """Prints what the groups that are asked for will cost; raises a UserError if they cannot fit the GPUs."""
     from troll.operations.costs import cost_lines
     from troll.operations.gpu_fit import refuse_impossible
 
-    asked, groups = sorted(workflow.dag_settings.targets), experiment.groups()
-    only = asked if all(target in groups for target in asked) else []
+    # Snakemake knows its targets only after it has read the rules.
+    groups = experiment.groups()
+    only = [word for word in sys.argv[1:] if word in groups] if "all" not in sys.argv else []
     print("\n".join(cost_lines(experiment, Path("results"), only)), file=sys.stderr)
     refuse_impossible(experiment, experiment.runs(only), source)
 
