@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from troll.algorithms.advantages import ESTIMATORS, make_estimator
+from troll.algorithms.advantages.types import whiten
 from troll.common.errors import UserError
 
 GROUPED = [name for name, info in ESTIMATORS.items() if info.uses_groups]
@@ -274,3 +275,22 @@ def test_bad_input_is_refused_in_one_line():
         make_estimator("gae")(*good, values=torch.zeros(2, 2))
     with pytest.raises(UserError, match="rewards must be finite"):
         make_estimator("grpo")(torch.tensor([1.0, math.nan]), *good[1:])
+
+
+@pytest.mark.parametrize("reward", [1000.3, 0.1, -7.7])
+@pytest.mark.parametrize("name", ["reinforce++", "reinforce++-baseline", "gae"])
+def test_equal_rewards_teach_nothing_even_if_they_are_no_binary_fractions(name, reward):
+    result, mask = run(name, [reward] * 6, [0, 0, 0, 1, 1, 1], [3, 1, 2, 5, 4, 3])
+    assert (result.advantages == 0).all()
+    other, _ = run(name, [reward, reward + 1.0] * 3, [0, 0, 0, 1, 1, 1], [3, 1, 2, 5, 4, 3])
+    kept = other.advantages[mask.bool()]
+    assert float(kept.mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(kept.std()) == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_whitening_equal_values_gives_zero_whatever_their_sum_is_rounded_to(dtype):
+    mask = torch.rand(64, 97, generator=torch.Generator().manual_seed(0)) < 0.7
+    for value in (1000.3, 0.1, -3.3e5):
+        assert (whiten(torch.full(mask.shape, value, dtype=dtype), mask) == 0).all()
+    assert (whiten(torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool)) == 0).all()

@@ -45,7 +45,7 @@ def configure(repository):
 def make(tiny_base, tmp_path):
     """Builds a trainer of either kind on a fresh copy of the tiny model."""
 
-    def build(kind, *, steps=4, config=None, reward=digits, base=None, prompts=PROMPTS, **ours):
+    def build(kind, *, steps=4, config=None, reward=digits, base=None, model=None, prompts=PROMPTS, **ours):
         arguments = {
             "output_dir": str(tmp_path / kind.__name__),
             "per_device_train_batch_size": 4,
@@ -68,7 +68,7 @@ def make(tiny_base, tmp_path):
             arguments["loss_type"] = "grpo"
         return configured(
             kind,
-            AutoModelForCausalLM.from_pretrained(base or tiny_base, dtype=torch.float32),
+            model or AutoModelForCausalLM.from_pretrained(base or tiny_base, dtype=torch.float32),
             reward,
             arguments | (config or {}),
             ours,

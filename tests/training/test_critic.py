@@ -211,3 +211,33 @@ def test_the_trainers_critic_checkpoints_like_the_policy(make):
     config = {"gradient_checkpointing": True}
     trainer = make(TrustRegionTrainer, config=config, trust_region="clip", estimator="gae", critic={})
     assert trainer.critic.model.backbone.is_gradient_checkpointing
+
+
+def test_with_fp16_the_policy_is_unscaled_once_and_the_critic_learns(policy, monkeypatch):
+    monkeypatch.setattr(Accelerator, "mixed_precision", property(lambda _: "fp16"))
+    inputs, _ = coin_tosses(0, rows=8)
+    mask = inputs["completion_mask"]
+    found = {}
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**16)):
+        accelerator = Accelerator(cpu=True)
+        accelerator.scaler, accelerator.native_amp = scaler, False
+        accelerator.gradient_state._set_sync_gradients(True)
+        if scaler is None:
+            monkeypatch.setattr(accelerator, "unscale_gradients", lambda *_: None)
+        model = copy.deepcopy(policy)
+        optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+        critic = Critic(model, CriticSettings(learning_rate=0.01, gradient_clipping=0.1), accelerator, 8)
+        torch.nn.init.ones_(critic.model.head.weight)
+        critic.prepare()
+        accelerator.native_amp = scaler is not None
+        before = weights(critic)
+        accelerator.backward(model(inputs["completion_ids"]).logits.logsumexp(-1).mean())
+        metrics = critic.update(inputs, mask)
+        norm = accelerator.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+        changed = torch.cat([p.detach().flatten() for p in model.parameters()])
+        found[scaler is None] = float(norm), metrics["critic/grad_norm"], changed
+        assert not torch.equal(weights(critic), before)
+    for scaled, plain in zip(found[False], found[True], strict=True):
+        torch.testing.assert_close(scaled, plain, rtol=0.02, atol=1e-5)  # float16 rounds
+    assert found[True][0] > 0.05 and found[True][1] > 0.1

@@ -117,3 +117,15 @@ def test_what_cannot_be_is_refused(tmp_path, options, message):
     arguments = {"output_dir": str(tmp_path), "bf16": False, "use_cpu": True, "report_to": "none"}
     with pytest.raises(UserError, match=message):
         TrustRegionConfig(**arguments, **options)
+
+
+def test_a_second_call_of_train_begins_with_the_weights_of_the_first(make):
+    trainer = trained(make, steps=8, policy_lag=1)
+    assert trainer.generated_samples == 8 * 4
+    trainer.train()
+    first, second = len(trainer.before) // 2, len(trainer.before)
+    assert (first, second) == (2, 4)
+    assert torch.equal(trainer.sampling[first], trainer.before[first])
+    assert not torch.equal(trainer.before[first], trainer.before[0])
+    assert torch.equal(trainer.sampling[first + 1], trainer.before[first])
+    assert trainer.generated_samples == 8 * 4 and trainer.constraint_check.steps == 8

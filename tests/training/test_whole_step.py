@@ -5,6 +5,7 @@ import torch
 from trainer_cases import parameters
 from transformers import TrainerCallback
 
+from troll.training.entropy_bonus import high_entropy
 from troll.training.trainer import TrustRegionTrainer
 
 # Not kl-cov: where the ratio is 1 up to rounding, so is the sign of its pull.
@@ -93,3 +94,37 @@ def test_kl_stop_with_a_bound_that_is_never_passed_is_the_policy_gradient(make):
     plain, expected = stopped(make, "none")
     assert torch.equal(weights[-1], expected[-1]) and logged(trainer, "update_skipped") == [0] * 8
     assert not logged(plain, "update_skipped")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_entropy_quantile": 0.3},
+        {"entropy_coef": 0.5},
+        {"top_entropy_quantile": 0.3, "entropy_coef": 0.5},
+    ],
+    ids=["quantile", "bonus", "both"],
+)
+def test_options_on_entropies_take_the_whole_step_however_it_is_cut(make, options):
+    found = {}
+    for cut, (config, budget) in CUTS.items():
+        trainer = make(
+            TrustRegionTrainer,
+            steps=2,
+            config={"optim": "sgd", "learning_rate": 0.5, **config, **options},
+            micro_batch_tokens=budget,
+            trust_region="clip",
+        )
+        trainer.train()
+        found[cut] = parameters(trainer), logged(trainer, "grad_norm")
+    for cut in ("halves", "parts"):
+        torch.testing.assert_close(found[cut][0], found["whole"][0], rtol=0, atol=2e-5)
+        assert found[cut][1] == pytest.approx(found["whole"][1], rel=1e-4)
+
+
+def test_the_tokens_of_highest_entropy_by_hand():
+    entropies = torch.tensor([5.0, 1.0, 4.0, 2.0, 3.0])
+    threshold, number = high_entropy(entropies, 0.4)
+    assert threshold == pytest.approx(3.4) and number == 2  # between the third and the second largest
+    threshold, number = high_entropy(entropies[:0], 0.4)
+    assert threshold == torch.inf and number == 0

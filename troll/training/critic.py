@@ -6,8 +6,8 @@ from which the policy predicts token t.
 """
 
 import copy
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,8 @@ class Critic:
             enable_checkpointing(self.model.backbone)
         self.optimizer: Any = self._new_optimizer()
         self._prepared = False
+        self._scaler: Any = None
+        self._optimizers: list[Any] = []
         self._loss = self._clipped = torch.zeros(())
 
     def prepare(self) -> None:
@@ -122,12 +124,32 @@ class Critic:
         if self._prepared:
             return
         accelerator = self._accelerator
-        if accelerator.is_fsdp2:  # accelerate moves the optimiser to the sharded weights
-            self.model, self.optimizer = accelerator.prepare(self.model, self.optimizer)
-        else:
-            self.model = accelerator.prepare(self.model)
-            self.optimizer = accelerator.prepare(self._new_optimizer())
+        with self._own_scaler():
+            if accelerator.is_fsdp2:  # accelerate moves the optimiser to the sharded weights
+                self.model, self.optimizer = accelerator.prepare(self.model, self.optimizer)
+            else:
+                self.model = accelerator.prepare(self.model)
+                self.optimizer = accelerator.prepare(self._new_optimizer())
         self._prepared = True
+
+    @contextmanager
+    def _own_scaler(self) -> Iterator[None]:
+        """Context in which accelerate has the critic's optimiser and, for fp16, its gradient scaler.
+
+        With one scaler, accelerate would unscale the gradients of the policy whenever those of the critic are
+        clipped, and again when they are clipped themselves.
+        """
+        accelerator = self._accelerator
+        if accelerator.scaler is None:
+            yield
+            return
+        kept = accelerator.scaler, accelerator._optimizers
+        self._scaler = self._scaler or copy.deepcopy(accelerator.scaler)
+        accelerator.scaler, accelerator._optimizers = self._scaler, self._optimizers
+        try:
+            yield
+        finally:
+            accelerator.scaler, accelerator._optimizers = kept
 
     def _new_optimizer(self) -> torch.optim.AdamW:
         rate, decay = self.settings.learning_rate, self.settings.weight_decay
@@ -179,14 +201,16 @@ class Critic:
                     "smaller critic.learning_rate may help"
                 )
             # DDP averages gradients over processes, but the token count already includes all processes.
-            accelerator.backward(loss * accelerator.num_processes)
+            with self._own_scaler():
+                accelerator.backward(loss * accelerator.num_processes)
         self._loss = self._loss.to(loss.device) + loss.detach()
         share = (clipped * mask).sum() / inputs["step_tokens"].clamp(min=1)
         self._clipped = self._clipped.to(loss.device) + share
         if not last:
             return {}
-        norm = accelerator.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clipping)
-        self.optimizer.step()
+        with self._own_scaler():
+            norm = accelerator.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clipping)
+            self.optimizer.step()
         self.optimizer.zero_grad()
         sums = accelerator.reduce(torch.stack([self._loss.double(), self._clipped.double()]), "sum")
         self._loss, self._clipped = torch.zeros_like(self._loss), torch.zeros_like(self._clipped)

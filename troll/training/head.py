@@ -21,13 +21,19 @@ from transformers.utils import ModelOutput
 from troll.algorithms.lm_head.head import lm_head
 from troll.common.errors import UserError
 from troll.common.models import text_config
+from troll.training.dropout import evaluating
+
+SELECTED = "selected_"
+"""Prefix of the outputs of the pass that selects the support."""
 
 
 @dataclass
 class SparseHeadOutput(ModelOutput):
     """Output of ``model(..., sparse_lm_head=True)`` at the positions where ``mask`` is set; zero elsewhere.
 
-    The last three fields are in the format of `SparseLogProbs.to_batch` and `SparseLogProbs.from_batch`.
+    The distributions are in the format of `SparseLogProbs.to_batch` and `SparseLogProbs.from_batch`. The
+    fields ``selected_...`` are those of the pass that selected the support, without gradient, if a second
+    pass evaluated it.
     """
 
     log_probs: Tensor | None = None  # [B, T] of the labels
@@ -37,6 +43,10 @@ class SparseHeadOutput(ModelOutput):
     support_log_probs: Tensor | None = None  # [B, T, K]; -inf in unused slots and at masked positions
     # [B, T]; zero at masked positions, so every row is a valid distribution
     tail_log_prob: Tensor | None = None
+    selected_log_probs: Tensor | None = None
+    selected_token_ids: Tensor | None = None
+    selected_support_log_probs: Tensor | None = None
+    selected_tail_log_prob: Tensor | None = None
 
 
 _VIRTUAL = -100
@@ -69,7 +79,7 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
     The new forward takes ``input_ids`` and ``attention_mask`` [B, L], for models with virtual tokens also
     ``labels`` (the ``input_ids`` again), ``mask`` [B, T] for the last T tokens, and either ``support``
     [B, T, K] (the token ids to evaluate, differentiable) or ``support_size`` and ``dropped_mass`` (the
-    support is selected here; with gradients, a second pass of the head evaluates it).
+    support is selected here; with gradients, or with ``second_pass``, another pass of the head evaluates it).
     ``output_router_logits=True`` also returns the load-balancing loss of a mixture of experts.
 
     The first call compares the log-probs of one response with those of the model's original forward.
@@ -107,7 +117,7 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
             kwargs["position_ids"] = _after_virtual_tokens(kwargs)
         mask = kwargs.pop("mask").bool()
         support, support_size = kwargs.pop("support", None), kwargs.pop("support_size", None)
-        dropped_mass = kwargs.pop("dropped_mass", 0.0)
+        dropped_mass, second_pass = kwargs.pop("dropped_mass", 0.0), kwargs.pop("second_pass", False)
         length = mask.shape[1]
         labels = labels[:, -length:]
         # Looked up on each call because FSDP and PEFT replace backbone and head after patching.
@@ -133,15 +143,20 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
         )
         if support is not None:
             support = support.reshape(-1, support.shape[-1]).index_select(0, places)
+        selected = SparseHeadOutput()
         with torch.autocast(hidden.device.type, enabled=False) if fp32 else nullcontext():
-            if support_size is not None and torch.is_grad_enabled():
-                chosen = reduce(support_size=support_size, dropped_mass=dropped_mass).distribution
-                assert chosen is not None
-                support, support_size = chosen.token_ids, None
+            if support_size is not None and (second_pass or torch.is_grad_enabled()):
+                first = reduce(support_size=support_size, dropped_mass=dropped_mass)
+                assert first.distribution is not None
+                selected.selected_log_probs = _scatter(first.label_log_probs, mask, places)
+                for name, value in first.distribution.scatter(mask, places).to_batch(SELECTED).items():
+                    selected[name] = value
+                support, support_size = first.distribution.token_ids, None
             output = reduce(support=support, support_size=support_size, dropped_mass=dropped_mass)
         result = SparseHeadOutput(
             log_probs=_scatter(output.label_log_probs, mask, places),
             entropy=_scatter(output.entropy, mask, places),
+            **selected,
         )
         if output.distribution is not None:
             for name, value in output.distribution.scatter(mask, places).to_batch().items():
@@ -238,9 +253,7 @@ def check_log_probs(
     ids, attention = ids[row : row + 1, part], attention[row : row + 1, part]
     mask, text = attention[:, start:].bool(), ids[attention.bool()].unsqueeze(0)
     tokens = int(mask.sum())
-    training = [part for part in model.modules() if part.training]
-    model.eval()  # without dropout
-    try:
+    with evaluating(model):
         sparse = model.forward(
             input_ids=ids, labels=ids, attention_mask=attention, mask=mask, sparse_lm_head=True
         )
@@ -249,9 +262,6 @@ def check_log_probs(
         dense = original_forward(
             input_ids=text, use_cache=False, **(last if "logits_to_keep" in accepted else {})
         )
-    finally:
-        for part in training:
-            part.training = True
     if not 0 < tokens < text.shape[1]:
         return
     expected = (dense.logits[0, -tokens - 1 : -1].float() / temperature).log_softmax(-1)

@@ -51,7 +51,7 @@ class LearningSignal:
         """
         mask = loss_mask(output)
         if self.overlong is not None:
-            penalty = self.penalty(output["completion_mask"].sum(1).to(output["rewards"]))
+            penalty = self.penalty(output["response_lengths"].to(output["rewards"]))
             self.report("overlong_penalty", penalty.mean())
             output["rewards"] = output["rewards"] + penalty
         all_rewards, groups = self.add_groups(output, group_size)

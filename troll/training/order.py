@@ -66,6 +66,11 @@ class OrderedTrainer(GRPOTrainer):
         return self._step - self._step_begun
 
     @property
+    def begins_batch(self) -> bool:
+        """Whether this optimiser step is the first one on a rollout batch."""
+        return self._step_begun % self._generate_every == 0
+
+    @property
     def _generate_every(self) -> int:
         return int(self.args.steps_per_generation * self.num_iterations)
 

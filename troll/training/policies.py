@@ -9,10 +9,12 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from troll.algorithms.distributions import SparseLogProbs, align, constant_tail
+from troll.algorithms.distributions import BATCH_PADDING, SparseLogProbs, align, constant_tail
 from troll.algorithms.trust_regions import TokenPolicy
 from troll.training.batches import OLD, loss_mask
 from troll.training.config import TrustRegionConfig
+from troll.training.dropout import evaluating
+from troll.training.head import SELECTED
 
 LOG_PROBS = "old_per_token_logps"
 """TRL's name for the old policy's log-probs [B, T] in a rollout batch."""
@@ -66,14 +68,15 @@ class OldPolicy:
     ) -> tuple[Tensor, SparseLogProbs]:
         """Log-probs [B, T] of the last T = ``length`` tokens of ids [B, L], and their distributions.
 
-        The support of every distribution is chosen in the forward pass that computes the log-probs.
-        ``chunk`` is the number of responses per forward pass; None for all.
+        The support of every distribution is chosen in the forward pass that computes the log-probs. Dropout
+        is off: the log-probs are those of the policy and not of a random part of it. ``chunk`` is the number
+        of responses per forward pass; None for all.
         """
         log_probs, distributions = [], []
         size = chunk or len(input_ids)
         for start in range(0, len(input_ids), size):
             rows = slice(start, start + size)
-            with self._accelerator.autocast():
+            with self._accelerator.autocast(), evaluating(model):
                 output = model(
                     input_ids=input_ids[rows],
                     labels=input_ids[rows],
@@ -100,8 +103,10 @@ class OldPolicy:
         )
         return {LOG_PROBS: log_probs, **distribution.to_batch(OLD)}
 
-    def read(self, inputs: Mapping[str, Any]) -> TokenPolicy:
-        """The old policy that is stored in a batch."""
+    def read(self, inputs: Mapping[str, Any]) -> TokenPolicy | None:
+        """The old policy that is stored in a batch; None if the new policy equals it, as in TRL."""
+        if LOG_PROBS not in inputs:
+            return None
         distribution = SparseLogProbs.from_batch(inputs, OLD, inputs["completion_ids"].device)
         return TokenPolicy(inputs[LOG_PROBS], distribution, None)
 
@@ -120,6 +125,12 @@ class OldPolicy:
         return {f"{name}/mean": total / max(tokens, 1), f"{name}/max": largest}
 
 
+def without_old_policy(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch without its old policy."""
+    stored = {LOG_PROBS, *(OLD + name for name in BATCH_PADDING)}
+    return {name: value for name, value in inputs.items() if name not in stored}
+
+
 @dataclass(frozen=True)
 class NewPolicy:
     """Evaluates the policy being trained at the response tokens, and optionally the loss of its experts."""
@@ -129,16 +140,23 @@ class NewPolicy:
     experts: bool
 
     def read(
-        self, model: Any, inputs: Mapping[str, Any], support: Tensor
-    ) -> tuple[TokenPolicy, Tensor | None]:
-        """The policy and the auxiliary loss of its experts.
+        self, model: Any, inputs: Mapping[str, Any], old: TokenPolicy | None
+    ) -> tuple[TokenPolicy, TokenPolicy, Tensor | None]:
+        """The policy, the old policy and the auxiliary loss of its experts.
 
-        With the pooled tail, its distribution is evaluated on the given support [B, T, K]; with the constant
-        tail, the policy selects its own support.
+        With the pooled tail, its distribution is evaluated on the old policy's support; with the constant
+        tail, the policy selects its own support. Without an old policy, which then equals the new one, it is
+        that of the same pass, and so of the same dropout: the pass that selected the support.
         """
         mask, args = inputs["completion_mask"], self.args
-        selection = {"support_size": args.keep, "dropped_mass": args.dropped_mass}
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        ids, pooled = (
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+            args.tail == "pooled",
+        )
+        selection: dict[str, Any] = {"support_size": args.keep, "dropped_mass": args.dropped_mass}
+        if pooled and old is not None:
+            assert old.distribution is not None
+            selection = {"support": old.distribution.token_ids}
         with self.accelerator.autocast():
             output = model(
                 input_ids=ids,
@@ -146,12 +164,17 @@ class NewPolicy:
                 attention_mask=torch.cat([inputs["prompt_mask"], mask], dim=1),
                 mask=mask,
                 sparse_lm_head=True,
-                **({"support": support} if args.tail == "pooled" else selection),
+                second_pass=pooled,
+                **selection,
                 **({"output_router_logits": True} if self.experts else {}),
             )
         distribution = SparseLogProbs.from_batch(output)
         policy = TokenPolicy(output.log_probs, distribution, output.entropy, inputs["completion_ids"])
-        return policy, output.aux_loss
+        if old is None and output.selected_log_probs is None:
+            old = policy
+        elif old is None:
+            old = TokenPolicy(output.selected_log_probs, SparseLogProbs.from_batch(output, SELECTED))
+        return policy, old, output.aux_loss
 
     def compared(self, model: Any, new: TokenPolicy, old: TokenPolicy) -> tuple[TokenPolicy, TokenPolicy]:
         """Both policies on the same tokens.

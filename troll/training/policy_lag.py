@@ -50,6 +50,10 @@ class PolicyLag:
         self._lag, self._anchor = lag, anchor
         self._weights: dict[int, dict[str, Tensor]] = {}
 
+    def begin_run(self) -> None:
+        """Forgets the weights of an earlier run, whose rollout batches were numbered from 0 as well."""
+        self._weights = {}
+
     def start_batch(self, model: Any, number: int) -> None:
         """Stores the model's weights before rollout batch ``number`` (from 0) is sampled."""
         if not self._lag:

@@ -1,8 +1,7 @@
 """The loss of a micro-batch: that of the trust region, with the masks and terms of TRL's options."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
@@ -12,10 +11,11 @@ from trl import GRPOTrainer
 from troll.algorithms.aggregation import aggregate
 from troll.algorithms.trust_regions import GroupRewards, StepTokens, TokenLosses, TokenPolicy, TrustRegion
 from troll.common.errors import NotFinite
+from troll.training.agreement import Agreement
 from troll.training.batches import loss_mask
 from troll.training.config import TrustRegionConfig
 from troll.training.diagnostics import Diagnostics, Report
-from troll.training.entropy_bonus import EntropyBonus
+from troll.training.entropy_bonus import HIGH_ENTROPY, EntropyBonus, high_entropy
 from troll.training.policies import NewPolicy, OldPolicy
 from troll.training.reference_kl import COEFFICIENT, ReferenceKL, trl_reference_kl
 
@@ -23,6 +23,17 @@ STEP_TOKENS = "rule_step_tokens"
 STEP_SEED = "rule_step_seed"
 """Keys of a batch for trust regions that need the whole optimiser step: its `StepTokens` (absent if the batch
 is the whole step), and the seed of random choices."""
+
+
+class LossOptions(Protocol):
+    """TRL's options of the loss, as attributes of the trainer, which scripts may set during training."""
+
+    beta: float
+    importance_sampling_level: str
+    max_completion_length: int
+    off_policy_mask_threshold: float | None
+    router_aux_loss_coef: float
+    top_entropy_quantile: float
 
 
 @dataclass(frozen=True)
@@ -48,14 +59,14 @@ class PolicyLoss:
     """The loss of the policy."""
 
     args: TrustRegionConfig
+    options: LossOptions
     trust_region: TrustRegion
     aggregation: str
     old_policy: OldPolicy
     new_policy: NewPolicy
-    reference_kl: ReferenceKL | None  # None: TRL's KL, weighted by ``args.beta``
+    reference_kl: ReferenceKL | None  # None: TRL's KL, weighted by ``beta``
     entropy_bonus: EntropyBonus
-    auxiliary_weight: float  # weight of the load-balancing loss of a mixture of experts
-    high_entropy: Callable[[Tensor, Tensor, float], Tensor]  # TRL's: (entropy [B, T], mask, quantile) to mask
+    agreement: Agreement
     diagnostics: Diagnostics
     accelerator: Accelerator
     report: Report
@@ -68,9 +79,11 @@ class PolicyLoss:
 
         Args:
             model: the policy, with the sparse head of `troll.training.head`.
-            inputs: rows of a rollout batch, with the old policy and the counts of
-                `troll.training.batches.step_counts`; optionally `STEP_TOKENS` and `STEP_SEED`.
-            part_weight: these tokens' share of the step, for the terms that are means over a micro-batch.
+            inputs: rows of a rollout batch, with the counts of `troll.training.batches.step_counts` and,
+                where it may differ from the new one, the old policy; optionally `STEP_TOKENS`, `STEP_SEED`
+                and `HIGH_ENTROPY`.
+            part_weight: these tokens' share of the step, for the load-balancing loss of experts, which is a
+                mean over a pass.
             step: number of the optimiser step, from 1, for error messages.
 
         Raises:
@@ -78,8 +91,8 @@ class PolicyLoss:
         """
         part = self._read(model, inputs)
         losses = self._token_losses(model, part)
-        per_token, entropy_mask = self._filtered(losses.per_token, part)
-        per_token, kl = self._with_reference(per_token, part)
+        per_token, trained, tokens = self._filtered(losses.per_token, part)
+        per_token, kl = self._with_reference(per_token, part, first_step=step == 1 and model.training)
         loss = self._reduced(per_token, part)
         self._unread.append(loss.detach())
         if not (model.training and loss.is_cuda):  # reading it there would synchronise in each part
@@ -88,12 +101,18 @@ class PolicyLoss:
             self._logged(losses.metrics | kl, part)
         # DDP averages gradients over processes, but the normalisers already count all processes.
         loss = loss * self.accelerator.num_processes
-        return self._with_means(loss, part, entropy_mask, part_weight, training=model.training)
+        if self.entropy_bonus.enabled:
+            bonus = self.entropy_bonus(
+                part.entropy, trained, loss.detach(), tokens=tokens, training=model.training
+            )
+            loss = loss - self.accelerator.num_processes * bonus
+        if part.auxiliary is not None:
+            loss = loss + part_weight * self.options.router_aux_loss_coef * part.auxiliary
+        return loss
 
     def _read(self, model: Any, inputs: dict[str, Any]) -> _Part:
-        mask, old = loss_mask(inputs).float(), self.old_policy.read(inputs)
-        assert old.distribution is not None
-        new, auxiliary = self.new_policy.read(model, inputs, old.distribution.token_ids)
+        mask = loss_mask(inputs).float()
+        new, old, auxiliary = self.new_policy.read(model, inputs, self.old_policy.read(inputs))
         return _Part(inputs, mask, _advantages(inputs, mask), new, old, auxiliary)
 
     def _token_losses(self, model: Any, part: _Part) -> TokenLosses:
@@ -105,37 +124,51 @@ class PolicyLoss:
         step_tokens, seed = inputs.get(STEP_TOKENS), inputs.get(STEP_SEED, 0)
         return self.trust_region(*compared, part.advantages, part.mask, group_rewards, step_tokens, seed=seed)
 
-    def _filtered(self, per_token: Tensor, part: _Part) -> tuple[Tensor, Tensor]:
-        """The losses after TRL's masks and weights, and the mask of the entropy bonus; both [B, T]."""
-        inputs, mask, entropy_mask = part.inputs, part.mask, part.mask
-        threshold, quantile = self.args.off_policy_mask_threshold, self.args.top_entropy_quantile
-        if threshold is not None:
+    def _filtered(self, per_token: Tensor, part: _Part) -> tuple[Tensor, Tensor, Tensor]:
+        """The losses [B, T] after TRL's masks and weights, the mask of trained tokens, and their number.
+
+        The number is that of the whole step, over all processes.
+        """
+        inputs, mask, trained = part.inputs, part.mask, part.mask
+        tokens = inputs["step_tokens"]
+        far, quantile = self.options.off_policy_mask_threshold, self.options.top_entropy_quantile
+        if far is not None:
             # DeepSeek-V3.2's mask: 0 at negative advantages of responses that are far off-policy.
             sampled = inputs.get("sampling_per_token_logps", part.old.log_probs)
             per_token = per_token * GRPOTrainer.get_off_policy_mask(
-                part.advantages, part.new.log_probs, sampled, mask, threshold
+                part.advantages, part.new.log_probs, sampled, mask, far
             )
         if quantile < 1.0:
-            chosen = self.high_entropy(part.entropy.detach(), mask, 1 - quantile)
-            per_token, entropy_mask = per_token * chosen, mask * chosen
+            entropy = part.entropy.detach()
+            if HIGH_ENTROPY in inputs:
+                threshold, tokens = inputs[HIGH_ENTROPY]
+            else:  # this part is the whole step
+                threshold, tokens = high_entropy(entropy[mask.bool()], quantile)
+                tokens = tokens * self.accelerator.num_processes
+            trained = mask * (entropy >= threshold)
+            per_token = per_token * trained
         if "importance_sampling_ratio" in inputs:  # TRL's correction for sampling with vLLM
             per_token = per_token * inputs["importance_sampling_ratio"]
-        return per_token, entropy_mask
+        return per_token, trained, tokens.clamp(min=1)
 
-    def _with_reference(self, per_token: Tensor, part: _Part) -> tuple[Tensor, dict[str, Tensor]]:
+    def _with_reference(
+        self, per_token: Tensor, part: _Part, *, first_step: bool
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Adds the weighted KL to the reference, of the regulariser or of TRL; returns also TRL's metric."""
         reference = part.inputs.get("ref_per_token_logps")
         if reference is None:
             return per_token, {}
         policies = (part.new.log_probs, part.old.log_probs, reference, part.mask)
+        if first_step:
+            self.agreement.add_reference(part.old.log_probs, reference, part.mask)
         if self.reference_kl is not None:
             return per_token + self.reference_kl.loss(*policies, part.inputs.get(COEFFICIENT)), {}
         kl = trl_reference_kl(
             *policies,
             weighted=self.args.use_bias_correction_kl,
-            sequences=self.args.importance_sampling_level == "sequence",
+            sequences=self.options.importance_sampling_level == "sequence",
         )
-        return per_token + self.args.beta * kl, {"kl": kl.detach()}
+        return per_token + self.options.beta * kl, {"kl": kl.detach()}
 
     def _reduced(self, per_token: Tensor, part: _Part) -> Tensor:
         return aggregate(
@@ -145,7 +178,7 @@ class PolicyLoss:
             tokens=part.inputs["step_tokens"],
             sequences=part.inputs["step_sequences"],
             responses=part.inputs["step_responses"],
-            max_response_tokens=self.args.max_completion_length,
+            max_response_tokens=self.options.max_completion_length,
         )
 
     def _logged(self, metrics: dict[str, Tensor], part: _Part) -> None:
@@ -155,17 +188,6 @@ class PolicyLoss:
         self.diagnostics.add({"entropy": part.entropy.detach(), "kept_tokens": kept, **metrics}, part.mask)
         if part.auxiliary is not None:
             self.report("aux_loss", part.auxiliary.detach())
-
-    def _with_means(
-        self, loss: Tensor, part: _Part, entropy_mask: Tensor, part_weight: Tensor | float, *, training: bool
-    ) -> Tensor:
-        """Adds the terms that are means over a micro-batch: entropy bonus and load-balancing loss."""
-        if self.entropy_bonus.enabled:
-            bonus = self.entropy_bonus(part.entropy, entropy_mask, loss.detach(), training=training)
-            loss = loss - part_weight * bonus
-        if part.auxiliary is not None:
-            loss = loss + part_weight * self.auxiliary_weight * part.auxiliary
-        return loss
 
     def check_finite(self, step: int) -> None:
         """Raises before the update of an optimiser step (from 1) if the loss of a part is not finite."""
@@ -178,10 +200,10 @@ class PolicyLoss:
             )
 
     @torch.no_grad()
-    def tokens(self, model: Any, inputs: dict[str, Any]) -> StepTokens:
-        """The `StepTokens` of a micro-batch or a part of it; see `__call__` for the arguments."""
-        part = self._read(model, inputs)
-        return StepTokens.of(part.new, part.old, part.advantages, part.mask.bool())
+    def tokens(self, model: Any, inputs: dict[str, Any]) -> tuple[StepTokens, Tensor]:
+        """The `StepTokens` of a micro-batch or a part of it, and the entropies [N]; see `__call__`."""
+        part, on = self._read(model, inputs), loss_mask(inputs).bool()
+        return StepTokens.of(part.new, part.old, part.advantages, on), part.entropy[on]
 
 
 def _advantages(inputs: dict[str, Any], mask: Tensor) -> Tensor:

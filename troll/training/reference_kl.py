@@ -8,12 +8,36 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from troll.algorithms.regularisers import ReferenceKLController, kl_estimate
+from troll.common.errors import UserError
 from troll.experiment.settings import Regulariser
 from troll.training.diagnostics import Report
 from troll.training.policies import LOG_PROBS
 
 COEFFICIENT = "reference_kl_coefficient"
 """Key of the coefficient in a rollout batch: a scalar in main memory."""
+
+
+def match_reference(model: Any, reference: Any) -> None:
+    """Copies the weights of a model to its KL reference, which TRL loads by the model's name.
+
+    A model that was changed after loading (fine-tuned, merged, resized) would differ from its reference
+    before the first step.
+
+    Raises:
+        UserError: weights of the two have other names or shapes.
+    """
+    weights, kept = model.state_dict(), reference.state_dict()
+    other = [
+        name
+        for name in weights.keys() | kept.keys()
+        if name not in weights or name not in kept or weights[name].shape != kept[name].shape
+    ]
+    if other:
+        raise UserError(
+            f"the KL reference, {model.config.name_or_path}, lacks weights of the model or has them in other "
+            f"shapes ({min(other)}); save the model with save_pretrained and load it from there"
+        )
+    reference.load_state_dict(weights)
 
 
 class ReferenceKL:
@@ -41,10 +65,12 @@ class ReferenceKL:
         coefficient = self._coefficient = self.controller.coefficient
         batch[COEFFICIENT] = torch.tensor(coefficient, dtype=torch.float64)
         tokens = mask.sum(1).to(estimate)
-        rows = torch.stack([estimate.sum(1) / tokens.clamp(min=1), tokens], dim=1)
-        # Contiguous rows, because the mean of a column would be rounded differently.
-        measured, tokens = self._accelerator.gather(rows).T.contiguous()
-        if tokens.any():  # without tokens the KL is undefined
+        rows = torch.stack([estimate.sum(1) / tokens, tokens], dim=1)
+        gathered = self._accelerator.gather(rows)
+        # Without tokens, the KL of a response is undefined. Contiguous, because the mean of a column would be
+        # rounded differently.
+        measured = gathered[gathered[:, 1] > 0].T.contiguous()[0]
+        if len(measured):
             self._report("kl_to_reference", measured.mean())
             self.controller.after_step(float(measured.mean()), len(measured))
         self._report("kl_coefficient", coefficient)

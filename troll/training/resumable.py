@@ -81,6 +81,16 @@ class ResumableTrainer(RewardedTrainer):
             missing.append("count of generated samples")
         return missing
 
+    def begin_run(self) -> None:
+        """Resets what belongs to one call of `train`.
+
+        A second call counts steps from 0 again, but continues with the weights and, as in transformers, with
+        the optimiser; what adapts to the training (coefficients, running moments) continues with them.
+        """
+        self.policy_lag.begin_run()
+        self.constraint_check = ConstraintCheck(self.constraint_check.thresholds)
+        self.generated_samples = 0
+
     # Saving
 
     def _begin_step(self, generation_batches: list[Any]) -> None:
@@ -146,6 +156,7 @@ class ResumableTrainer(RewardedTrainer):
         prepared = super()._prepare_for_training(max_steps, train_dataloader, checkpoint)
         if self.critic is not None:
             self.critic.prepare()
+        self.begin_run()
         self._step, self._buffered_inputs = self._micro_batches_done(train_dataloader), None
         if checkpoint is not None:
             self._load(Path(checkpoint))

@@ -42,10 +42,19 @@ class RewardedTrainer(OrderedTrainer):
         value = torch.as_tensor(value, dtype=torch.float64, device=self.accelerator.device)
         self._metrics["train"][name].append(float(self.accelerator.reduce(value, "mean")))
 
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
-        rewards: Tensor = super()._calculate_rewards(*args, **kwargs)
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, ids: Any) -> Tensor:
+        rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, ids)
         self._rewards_per_function = rewards
+        self._response_lengths = [len(response) for response in ids]
         return rewards
+
+    def response_lengths(self) -> Tensor:
+        """Tokens [B] of the responses that this process scored last, as sampled.
+
+        The masks of a batch do not tell them: with ``mask_truncated_completions`` they are 0 for a truncated
+        response.
+        """
+        return torch.tensor(self._response_lengths, device=self.accelerator.device)
 
     def total_rewards(self, rows: int) -> Tensor:
         """Weighted rewards [B] of the ``rows`` responses that this process scored last."""
@@ -69,7 +78,7 @@ class RewardedTrainer(OrderedTrainer):
         rewards = self.total_rewards(len(prompts))
         self._report("greedy_success", rewards.mean())
         self.generated_samples += len(prompts) * self.accelerator.num_processes
-        rewards = rewards + self.signal.penalty(rewards.new_tensor([len(response) for response in ids]))
+        rewards = rewards + self.signal.penalty(self.response_lengths().to(rewards))
         return rewards.repeat_interleave(self.num_generations)
 
     def greedy_success(self, rows: Sequence[Mapping[str, Any]], reward: Any) -> tuple[float, float]:

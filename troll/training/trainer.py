@@ -6,14 +6,18 @@ and the loss from a registered trust region. PPO-clip only differs in the regist
 
 Deliberate deviations from TRL 1.16:
 
-* Means over tokens or responses are taken over the whole optimiser step, regardless of how it is split into
-  micro-batches. TRL's ``dapo`` divides by the average number of tokens in the generation batch, its ``bnpo``
-  and ``grpo`` by the counts of each micro-batch. The losses are equal where these counts are.
+* Means over tokens or responses, and quantiles of entropies, are taken over the whole optimiser step,
+  regardless of how it is split into micro-batches. TRL's ``dapo`` divides by the average number of tokens in
+  the generation batch, its ``bnpo`` and ``grpo`` by the counts of each micro-batch. The losses are equal where these counts are.
+* Old policies of more than one optimiser step, and the KL reference, are scored without dropout. Where the
+  old policy equals the new one it is that of the training pass, with its dropout, as in TRL.
+* With a model that is passed as an object, the KL reference has its weights; TRL loads the reference by name.
 * The random streams of rollouts are seeded at every rollout batch from (seed, batch, process), so a resumed
   run reproduces an uninterrupted one.
 """
 
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,9 +28,10 @@ from accelerate.utils import is_peft_model
 from torch import Tensor
 
 from troll.algorithms.advantages import Estimator
-from troll.algorithms.trust_regions import ConstraintCheck, StepTokens, TrustRegion
+from troll.algorithms.trust_regions import ConstraintCheck, TrustRegion
 from troll.common.errors import UserError
 from troll.common.seeding import derive_seed
+from troll.training.agreement import Agreement
 from troll.training.batches import loss_mask, parts_within
 from troll.training.config import TrustRegionConfig
 from troll.training.critic import Critic
@@ -35,27 +40,29 @@ from troll.training.dynamic_sampling import DynamicSampler
 from troll.training.entropy_bonus import EntropyBonus
 from troll.training.head import add_position_ids, add_sparse_lm_head
 from troll.training.learning_signal import LearningSignal
+from troll.training.live_options import LiveOptions
 from troll.training.method import Method, check_rollouts, resolve
-from troll.training.policies import LOG_PROBS, NewPolicy, OldPolicy
+from troll.training.policies import LOG_PROBS, NewPolicy, OldPolicy, without_old_policy
 from troll.training.policy_lag import PolicyLag
 from troll.training.policy_loss import PolicyLoss
 from troll.training.pretraining import PretrainingLoss
 from troll.training.prompts import prepare_rollouts
-from troll.training.reference_kl import ReferenceKL
-from troll.training.resumable import ResumableTrainer
+from troll.training.reference_kl import ReferenceKL, match_reference
 from troll.training.rewards import check_greedy
+from troll.training.scoring import ScoringTrainer
 from troll.training.text_only import as_text_model
 from troll.training.trl_options import check_model
 from troll.training.whole_step import LeaveBatch, WholeStep
 
 
-class TrustRegionTrainer(ResumableTrainer):
+class TrustRegionTrainer(LiveOptions, ScoringTrainer):
     """A drop-in replacement for `trl.GRPOTrainer` whose policy update is a registered trust region.
 
     Args:
         model: as for `trl.GRPOTrainer`; must be a language model.
         reward_funcs: as for `trl.GRPOTrainer`.
         args: a `troll.TrustRegionConfig`: `trl.GRPOConfig` plus the trust region and its options.
+        *more: as for `trl.GRPOTrainer`, in its order: ``train_dataset``, ``eval_dataset``, ...
         pretraining_rows: ``input_ids`` and ``labels`` of demonstrations; required by ``args.pretraining``.
         **kwargs: as for `trl.GRPOTrainer`.
 
@@ -71,19 +78,20 @@ class TrustRegionTrainer(ResumableTrainer):
         model: Any,
         reward_funcs: Any = None,
         args: TrustRegionConfig | None = None,
-        *,
+        *more: Any,
         pretraining_rows: Sequence[Mapping[str, Sequence[int]]] | None = None,
         **kwargs: Any,
     ) -> None:
         args = _configuration(args, model)
         self.method = resolve(args)  # again, because attributes of args may have been changed since
         self.entropy_bonus = EntropyBonus(args)
-        kwargs = as_text_model(model, args, kwargs)
-        super().__init__(model, reward_funcs, args=_with_reference(args, self.method), **kwargs)
+        kwargs = as_text_model(model, args, _by_name(more, kwargs))
+        super().__init__(model, reward_funcs, _with_reference(args, self.method), **kwargs)
         base = self._prepare_model()
         self.trust_region = TrustRegion(self.method.rule, self.method.rule_settings)
         self.estimator = self._make_estimator()
         self.diagnostics, self.constraint_check = Diagnostics(self.accelerator), ConstraintCheck()
+        self.agreement = Agreement(self.accelerator, lambda: self.noise, self._is_precise)
         self.old_policy = OldPolicy(self.args, base.config.get_text_config().vocab_size, self.accelerator)
         self.policy_lag = self._make_policy_lag()
         self.critic = self._make_critic()
@@ -92,11 +100,12 @@ class TrustRegionTrainer(ResumableTrainer):
         self.signal = self._make_signal()
         self.pretraining = self._make_pretraining(pretraining_rows)
         self.policy_loss = self._make_policy_loss()
-        self.whole_step = WholeStep(self._within_budget, self._step_tokens, self.accelerator)
+        self.whole_step = WholeStep(self._within_budget, self.policy_loss.tokens, self.accelerator)
         self.add_callback(LeaveBatch(self.trust_region))
         self.generated_samples = 0
         self._learnt_parts: list[dict[str, Any]] = []
         add_sparse_lm_head(base, self.temperature, fp32=args.cast_lm_head_to_fp32)
+        self.options_are_live()
 
     # Components
 
@@ -107,7 +116,10 @@ class TrustRegionTrainer(ResumableTrainer):
         prepare_rollouts(self, base)
         add_position_ids(base)
         if self.ref_model is not None:
-            add_position_ids(self.accelerator.unwrap_model(self.ref_model))
+            reference = self.accelerator.unwrap_model(self.ref_model)
+            add_position_ids(reference)
+            if not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+                match_reference(base, reference)
         check_rollouts(self.args, self.method, self.train_dataset)
         if self.method.needs_greedy:
             check_greedy(self)
@@ -160,40 +172,28 @@ class TrustRegionTrainer(ResumableTrainer):
         return None if settings is None else PretrainingLoss(settings, rows, padding, self.args.seed)
 
     def _make_policy_loss(self) -> PolicyLoss:
-        auxiliary_weight = self.router_aux_loss_coef if self.aux_loss_enabled else 0.0
         return PolicyLoss(
             args=self.args,
+            options=self,
             trust_region=self.trust_region,
             aggregation=self.method.aggregation,
             old_policy=self.old_policy,
-            new_policy=NewPolicy(self.args, self.accelerator, experts=bool(auxiliary_weight)),
+            new_policy=NewPolicy(self.args, self.accelerator, experts=self.aux_loss_enabled),
             reference_kl=self.reference_kl,
             entropy_bonus=self.entropy_bonus,
-            auxiliary_weight=auxiliary_weight,
-            high_entropy=self.get_high_entropy_mask,
+            agreement=self.agreement,
             diagnostics=self.diagnostics,
             accelerator=self.accelerator,
             report=self._report,
         )
 
-    # TRL assigns these two attributes, and saves them in and loads them from checkpoints.
-
-    @property
-    def entropy_coef(self) -> float:
-        """Current coefficient of the entropy bonus."""
-        return self.entropy_bonus.coefficient
-
-    @entropy_coef.setter
-    def entropy_coef(self, value: float) -> None:
-        self.entropy_bonus.coefficient = value
-
-    @property
-    def _last_world_entropy(self) -> float:
-        return self.entropy_bonus.last_entropy
-
-    @_last_world_entropy.setter
-    def _last_world_entropy(self, value: float) -> None:
-        self.entropy_bonus.last_entropy = value
+    def begin_run(self) -> None:
+        """Resets what belongs to one call of `train`."""
+        super().begin_run()
+        self.whole_step.begin_run()
+        self.trust_region.start_batch()
+        self.diagnostics.summary()
+        self._learnt_parts = []
 
     # Rollouts
 
@@ -212,18 +212,23 @@ class TrustRegionTrainer(ResumableTrainer):
         else:
             batch, step = self.rollout_batch, self.state.global_step
             output = self.dynamic_sampler.fill(inputs, self._sample, batch=batch, step=step)
+        on_policy = LOG_PROBS not in output
         if self.reference_kl is not None:
             output = self._with_old_policy(output)
         self.signal.add(output, self.num_generations)
         self._metrics["train"]["generated_samples"] = [float(self.generated_samples)]
-        return output
+        # The training pass yields the old policy with the same dropout.
+        return without_old_policy(output) if on_policy and self.noise else output
 
     def _sample(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Samples a training batch with the current policy, or with a lagged one (``policy_lag``)."""
         return self.policy_lag.sample(self.model, self._sample_now, self._score, inputs)
 
     def _sample_now(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Runs TRL's sampling and scoring; adds ``rewards`` [B] and, if needed, ``greedy_rewards`` [B]."""
+        """Runs TRL's sampling and scoring.
+
+        Adds ``rewards`` and ``response_lengths`` [B], and ``greedy_rewards`` [B] if needed.
+        """
         corrected = self.use_vllm and self.vllm_importance_sampling_correction
         # TRL's condition (grpo_trainer.py) for scoring the old policy: otherwise it equals the new policy.
         scored = self.args.gradient_accumulation_steps % self._generate_every != 0 or corrected
@@ -232,50 +237,20 @@ class TrustRegionTrainer(ResumableTrainer):
         output |= recorded
         if "pixel_values" in output:
             raise UserError("TrustRegionTrainer only supports text; leave images out of the data set")
-        output["rewards"] = self.total_rewards(len(inputs))
+        output["rewards"], output["response_lengths"] = (
+            self.total_rewards(len(inputs)),
+            self.response_lengths(),
+        )
         if self.model.training:
             if "sampling_per_token_logps" in output and not corrected:  # TRL reports it if it corrects
-                output = self._with_old_policy(output)
-                for name, value in self.old_policy.mismatch(output).items():
+                rescored = self._with_old_policy(output)
+                for name, value in self.old_policy.mismatch(rescored).items():
                     self._metrics["train"][name].append(value)
+                output = output if self.noise else rescored
             self.generated_samples += len(inputs) * self.accelerator.num_processes
             if self.method.needs_greedy:
                 output["greedy_rewards"] = self.greedy_rewards(inputs)
         return output
-
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        # TRL calls this for the old policy and for the reference; with PEFT both are the same model.
-        if not (self.model.training or self.args.eval_loss or self.use_vllm):
-            return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
-        batch_size = self._rows_at_once(input_ids.shape[1], batch_size)
-        if model is self.model and self.old_policy.records:
-            scores = self.old_policy.record(model, input_ids, attention_mask, logits_to_keep, batch_size)
-            return scores, None, None
-        return super()._get_per_token_logps_and_entropies(
-            model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs
-        )
-
-    def _rows_at_once(self, width: int, default: int | None) -> int | None:
-        budget = self.args.micro_batch_tokens
-        return default if budget is None else max(1, budget // width)
-
-    def _score(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """Scores a batch with the current policy as the old one; TRL only scores it where they may differ."""
-        rows = self.args.per_device_train_batch_size
-        width = inputs["prompt_ids"].shape[1] + inputs["completion_ids"].shape[1]
-        return self.old_policy.score_batch(self.model, inputs, self._rows_at_once(width, rows))
-
-    def _with_old_policy(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Adds the old policy to a batch; on-policy batches have none stored, as it equals the new policy."""
-        return inputs if LOG_PROBS in inputs else inputs | self._score(inputs)
 
     # Loss
 
@@ -284,15 +259,12 @@ class TrustRegionTrainer(ResumableTrainer):
         return [inputs] if budget is None else parts_within(inputs, budget, self.accelerator)
 
     def _parts(self, model: Any, inputs: dict[str, Any]) -> list[dict[str, Any]]:
-        """The parts of a micro-batch, with the `StepTokens` of their step if the rule needs them."""
-        parts = self._within_budget(inputs)
-        if not (self.trust_region.needs_step_tokens and self.model.training):
+        """The parts of a micro-batch, with what the rule or an option needs of their whole step."""
+        parts, quantile = self._within_budget(inputs), self.top_entropy_quantile
+        if not ((self.trust_region.needs_step_tokens or quantile < 1.0) and self.model.training):
             return parts
         seed = derive_seed(stream="trust-region", seed=self.args.seed, step=self.state.global_step) % 2**63
-        return self.whole_step.add(model, parts, self.step_inputs, self.place_in_step, seed)
-
-    def _step_tokens(self, model: Any, part: dict[str, Any]) -> StepTokens:
-        return self.policy_loss.tokens(model, self._with_old_policy(part))
+        return self.whole_step.add(model, parts, self.step_inputs, self.place_in_step, seed, quantile)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """The loss of a micro-batch; only its last part is left for TRL to run backward through."""
@@ -322,7 +294,7 @@ class TrustRegionTrainer(ResumableTrainer):
 
     def _part_loss(self, model: Any, inputs: dict[str, Any], part_weight: Tensor | float) -> Tensor:
         step = self.state.global_step + 1
-        return self.policy_loss(model, self._with_old_policy(inputs), part_weight, step=step)
+        return self.policy_loss(model, inputs, part_weight, step=step)
 
     def _pretraining_loss(self, model: Any) -> Tensor:
         """The weighted loss of this micro-batch's demonstrations."""
@@ -366,7 +338,11 @@ class TrustRegionTrainer(ResumableTrainer):
         for name, value in summary.items():
             self._metrics["train"][name].append(value)
         self.entropy_bonus.finish_step(self.accelerator, self._report)
+        if self.state.global_step == 0:
+            self.agreement.check_reference(self._reference_name)
         if summary:  # empty if all tokens of the step are masked
+            if self.begins_batch and (not self.args.policy_lag or self.args.trust_region_anchor == "old"):
+                self.agreement.check_old(summary["log_ratio_abs"])
             self.trust_region.after_step(summary)
             self.constraint_check.update(summary)
         if self.trust_region.may_stop:
@@ -384,6 +360,12 @@ def _configuration(args: Any, model: Any) -> TrustRegionConfig:
             "takes the same options plus those of the trust region"
         )
     return args
+
+
+def _by_name(positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of TRL's trainer after ``args`` by their names; raises as Python if there are too many."""
+    bound = inspect.signature(GRPOTrainer).bind_partial(None, None, None, *positional, **named)
+    return dict(list(bound.arguments.items())[3:])
 
 
 def _with_reference(args: TrustRegionConfig, method: Method) -> TrustRegionConfig:

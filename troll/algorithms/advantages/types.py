@@ -87,9 +87,12 @@ class RewardBatch:
 def whiten(values: Tensor, mask: Tensor) -> Tensor:
     """Normalise to mean 0 and variance 1 over the response tokens (unbiased variance, + 1e-8 as in verl).
 
-    The result is 0 at masked positions, and everywhere if there are fewer than two tokens or all are equal.
+    The result is 0 at masked positions, and everywhere if there are fewer than two tokens or all are equal:
+    dividing by the standard deviation would amplify the rounding error of the mean.
     """
-    count = mask.sum().clamp(min=1)
+    count, kept = mask.sum().clamp(min=1), values[mask]
+    if not len(kept) or kept.max() <= kept.min():
+        return torch.zeros_like(values)
     deviation = (values - (values * mask).sum() / count) * mask
     variance = deviation.square().sum() / (count - 1).clamp(min=1)
     return deviation * (variance + 1e-8).rsqrt()

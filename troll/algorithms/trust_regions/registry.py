@@ -205,6 +205,18 @@ class TrustRegion:
         """Whether the rule needs all tokens of an optimiser step."""
         return self.info.needs_step_tokens
 
+    def change(self, **settings: Any) -> None:
+        """Changes settings of the rule, from the next call on.
+
+        Raises:
+            UserError: unknown setting, a value that it does not allow, or a setting that the rule adapts.
+        """
+        completed = TRUST_REGIONS.complete(self.name, {**self.settings, **settings})
+        adapted = {} if self.info.controller is None else keyword_settings(self.info.controller)
+        if mine := sorted(settings.keys() & set(adapted)):
+            raise UserError(f"trust region {self.name!r} adapts {', '.join(mine)}, which cannot be set")
+        self.settings, self._initial = completed, {key: completed[key] for key in self._initial}
+
     def current_settings(self) -> dict[str, Any]:
         """The current settings of the rule, adapted ones included."""
         return self._initial if self._controller is None else self._initial | self._controller.values()

@@ -1,0 +1,93 @@
+"""Attributes that callbacks set on the trainer: they act as in TRL, or setting them raises."""
+
+import pytest
+import torch
+from trainer_cases import SeededGRPOTrainer, parameters
+from transformers import TrainerCallback
+
+from troll.common.errors import UserError
+from troll.training.trainer import TrustRegionTrainer
+
+CLIP = {"trust_region": "clip"}
+# Ratios leave the bounds, and the last values have time to act.
+FAR = {
+    "num_iterations": 4,
+    "learning_rate": 1e-2,
+    "steps_per_generation": 1,
+    "per_device_train_batch_size": 8,
+}
+
+
+class Schedule(TrainerCallback):
+    """Sets attributes of the trainer after the first step."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == 1:
+            for name, value in self.values.items():
+                setattr(self.trainer, name, value)
+
+
+def trained(make, kind, config, values, **ours):
+    trainer = make(kind, steps=4, config=FAR | config, **ours)
+    schedule = Schedule(values)
+    schedule.trainer = trainer
+    trainer.add_callback(schedule)
+    trainer.train()
+    return parameters(trainer)
+
+
+@pytest.mark.parametrize(
+    ("config", "values"),
+    [
+        ({"beta": 1e-3}, {"beta": 2.0}),
+        ({}, {"epsilon_low": 0.001, "epsilon_high": 0.002}),
+        ({}, {"top_entropy_quantile": 0.3}),
+        ({}, {"off_policy_mask_threshold": 1e-6}),
+        ({"loss_type": "dr_grpo", "optim": "sgd", "learning_rate": 0.5}, {"max_completion_length": 1}),
+        ({"entropy_coef": 1e-3}, {"entropy_coef": 0.5}),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_what_a_callback_sets_acts_as_in_trl(make, config, values):
+    theirs = trained(make, SeededGRPOTrainer, config, values)
+    ours = trained(make, TrustRegionTrainer, config, values, **CLIP)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+    assert (trained(make, TrustRegionTrainer, config, {}, **CLIP) - ours).abs().max() > 1e-3
+
+
+def test_bounds_are_those_of_the_trust_region(make):
+    settings = {"epsilon_low": 0.1, "epsilon_high": 0.3}
+    trainer = make(TrustRegionTrainer, **CLIP, trust_region_settings=settings)
+    assert (trainer.epsilon_low, trainer.epsilon_high) == (0.1, 0.3)
+    trainer.epsilon_high *= 0.5
+    assert trainer.trust_region.current_settings()["epsilon_high"] == trainer.epsilon_high == 0.15
+    cispo = make(TrustRegionTrainer, config={"loss_type": "cispo", "epsilon_high": 5.0})
+    cispo.epsilon_high = 4.0
+    assert cispo.trust_region.current_settings() == {"ratio_max": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("message", "name", "value", "options"),
+    [
+        ("no effect on trust region 'troll'; its settings: kl_bound", "epsilon_high", 0.3, {}),
+        ("no effect on trust region 'cispo'", "epsilon_low", 0.3, {"trust_region": "cispo"}),
+        ("epsilon_high is -1.0", "epsilon_high", -1.0, CLIP),
+        ("only loaded if beta is not 0", "beta", 0.1, CLIP),
+        ("is that of regulariser", "beta", 0.1, {"regulariser": {"coefficient": 0.2}}),
+        ("once the trainer is built", "importance_sampling_level", "sequence", CLIP),
+        ("once the trainer is built", "loss_type", "cispo", CLIP),
+        ("once the trainer is built", "temperature", 0.5, CLIP),
+        ("entropy_coef is 0", "entropy_coef", 0.1, CLIP),
+        ("advantages of estimator 'grpo'", "scale_rewards", "none", {"estimator": "grpo"}),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(make, message, name, value, options):
+    trainer = make(TrustRegionTrainer, **options)
+    before = getattr(trainer, name)
+    with pytest.raises(UserError, match=message) as caught:
+        setattr(trainer, name, value)
+    assert "\n" not in str(caught.value) and getattr(trainer, name) == before
+    setattr(trainer, name, before)
