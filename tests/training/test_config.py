@@ -3,18 +3,23 @@
 import json
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from transformers import GenerationConfig, TrainingArguments
-from trl import GRPOConfig, TrlParser
+from trl import GRPOConfig, GRPOTrainer, TrlParser
+from trl.trainer.utils import RepeatSampler
 
 import troll
 from troll.common.errors import UserError
 from troll.experiment.settings import Critic, Overlong, Regulariser
+from troll.training import trl_parts
 from troll.training.config import TrustRegionConfig
+from troll.training.method import resolve
 from troll.training.trainer import TrustRegionTrainer
 from troll.training.trl_options import BY_TRL, BY_US, CONDITIONAL, RULE_SETTINGS, SAMPLES, SAMPLES_ALIKE
+from troll.training.trl_parts import ADDED, DROPPED
 
 CPU = {"output_dir": "out", "use_cpu": True, "bf16": False}
 
@@ -39,7 +44,8 @@ def test_every_option_of_grpo_is_honoured_or_refused():
     known = set().union(*tables)
     assert own <= known, f"options of TRL that nobody has looked at: {sorted(own - known)}"
     assert sum(map(len, tables)) == len(known), "an option is in two tables"
-    assert known <= {field.name for field in fields(GRPOConfig)}, "options that TRL no longer has"
+    gone = known - {field.name for field in fields(GRPOConfig)} - set(DROPPED) - ADDED
+    assert not gone, f"options that TRL no longer has: {sorted(gone)}"
 
 
 def test_trls_parser_reads_yaml_and_command_line(tmp_path):
@@ -227,3 +233,17 @@ def test_a_configuration_of_grpo_is_no_configuration_of_a_trust_region(tiny_base
 def test_without_any_reward_trl_says_so(tiny_base):
     with pytest.raises(ValueError, match="No reward source provided"):
         TrustRegionTrainer(str(tiny_base), args=config(output_dir=str(Path("unused"))))
+
+
+def test_a_release_of_trl_that_lacks_a_part_is_named_with_the_part(monkeypatch):
+    assert trl_parts.missing_parts() == []
+    monkeypatch.delattr(GRPOTrainer, "_calculate_rewards")
+    monkeypatch.setitem(trl_parts.ATTRIBUTES, RepeatSampler.__init__, ("repeat_count", "of_old"))
+    with pytest.raises(UserError, match=r"^trl .* and transformers .* lack .*'trl>=1\.8,<2'") as caught:
+        trl_parts.check_parts()
+    assert "GRPOTrainer._calculate_rewards, RepeatSampler.of_old" in str(caught.value)
+
+
+def test_options_that_trl_drops_are_read_with_a_default():
+    kept = {name: value for name, value in vars(config(trust_region="clip")).items() if name not in DROPPED}
+    assert resolve(SimpleNamespace(**kept)).rule.name == "clip"

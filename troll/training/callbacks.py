@@ -24,7 +24,8 @@ _RENAMED: Mapping[str, str] = {  # from TRL's log; its other metrics of completi
     "completions/clipped_ratio": "truncated",
     "frac_reward_zero_std": "groups_without_signal",
 }
-_DROPPED = ("epoch", "num_tokens", "reward_std", "step_time", "total_flos")
+_DROPPED = ("cispo_clip_ratio", "epoch", "num_tokens", "reward_std", "step_time", "total_flos")
+_DROPPED_PREFIXES = ("clip_ratio/", "profiling/", "rewards/")
 
 
 class ProgressCallback(TrainerCallback):
@@ -137,7 +138,7 @@ class MetricsCallback(TrainerCallback):
         # A task with partial credit logs its success beside the mean reward; else they are the same.
         renamed = {key: name for key, name in _RENAMED.items() if name not in logs}
         for key, value in logs.items():
-            if value is None or key.startswith(("rewards/", "profiling/")) or key in _DROPPED:
+            if value is None or key.startswith(_DROPPED_PREFIXES) or key in _DROPPED:
                 continue
             if key in renamed or not key.startswith("completions/"):
                 row[renamed.get(key, key)] = value

@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trl import GRPOConfig
-
 from troll.training.method import BLOCKS, Anchor, Method, resolve
+from troll.training.trl_parts import GRPOConfig
 
 
 @dataclass

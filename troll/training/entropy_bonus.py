@@ -3,9 +3,9 @@
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from trl import GRPOConfig
 
 from troll.training.diagnostics import Report
+from troll.training.trl_parts import GRPOConfig
 
 HIGH_ENTROPY = "step_high_entropy"
 """Key of a batch: the result of `high_entropy` for the whole optimiser step."""

@@ -4,19 +4,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from trl import GRPOTrainer
-from trl.trainer.utils import RepeatSampler
 
 from troll.algorithms.trust_regions import TrustRegion
 from troll.common.seeding import derive_seed
 from troll.training.batches import step_counts
 from troll.training.policy_lag import PolicyLag
+from troll.training.trl_parts import GRPOTrainer, RepeatSampler
 
 
 class ResumableSampler(RepeatSampler):
     """TRL's order of prompts, also for a process that starts in a later ``epoch`` (from 0).
 
-    TRL 1.16 draws the orders of all epochs from one generator; a resumed process has a new generator and
+    TRL draws the orders of all epochs from one generator; a resumed process has a new generator and
     would repeat the first epoch's order.
     """
 

@@ -6,7 +6,6 @@ from typing import Any, Protocol
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from trl import GRPOTrainer
 
 from troll.algorithms.aggregation import aggregate
 from troll.algorithms.trust_regions import GroupRewards, StepTokens, TokenLosses, TokenPolicy, TrustRegion
@@ -18,6 +17,8 @@ from troll.training.diagnostics import Diagnostics, Report
 from troll.training.entropy_bonus import HIGH_ENTROPY, EntropyBonus, high_entropy
 from troll.training.policies import NewPolicy, OldPolicy
 from troll.training.reference_kl import COEFFICIENT, ReferenceKL, trl_reference_kl
+from troll.training.trl_metrics import TrlMetrics
+from troll.training.trl_parts import GRPOTrainer
 
 STEP_TOKENS = "rule_step_tokens"
 STEP_SEED = "rule_step_seed"
@@ -68,6 +69,7 @@ class PolicyLoss:
     entropy_bonus: EntropyBonus
     agreement: Agreement
     diagnostics: Diagnostics
+    trl_metrics: TrlMetrics
     accelerator: Accelerator
     report: Report
     _unread: list[Tensor] = field(default_factory=list)
@@ -97,8 +99,11 @@ class PolicyLoss:
         self._unread.append(loss.detach())
         if not (model.training and loss.is_cuda):  # reading it there would synchronise in each part
             self.check_finite(step)
+        self.trl_metrics.add_ratios(part.new, part.old, part.advantages, part.mask)
         if model.training:
             self._logged(losses.metrics | kl, part)
+        else:
+            self.trl_metrics.add_means({"entropy": part.entropy, **kl}, part.mask)
         # DDP averages gradients over processes, but the normalisers already count all processes.
         loss = loss * self.accelerator.num_processes
         if self.entropy_bonus.enabled:

@@ -1,6 +1,7 @@
 """Training prompts: problems in TRL's format, filtered by length, and where rollouts end."""
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,12 @@ def prepare_rollouts(trainer: Any, model: Any) -> None:
                 f"{ends}: the tokenizer's eos_token and the model's generation_config.eos_token_id; leave "
                 f"{name} out, and add further tokens to model.generation_config.eos_token_id"
             )
+    end = trainer.processing_class.eos_token_id
+    if not hasattr(trainer, "eos_token_ids") and set(ends) != {end} and not trainer.use_vllm:
+        say(
+            f"warning: trl {version('trl')} ends responses at token {end} alone, and not at all of {ends} as "
+            "in evaluation; trl 1.14 does"
+        )
     trainer.eos_token_ids = ends
     if trainer.use_vllm:
         engine = trainer.vllm_generation

@@ -8,7 +8,8 @@ Deliberate deviations from TRL 1.16:
 
 * Means over tokens or responses, and quantiles of entropies, are taken over the whole optimiser step,
   regardless of how it is split into micro-batches. TRL's ``dapo`` divides by the average number of tokens in
-  the generation batch, its ``bnpo`` and ``grpo`` by the counts of each micro-batch. The losses are equal where these counts are.
+  the generation batch, its ``bnpo`` and ``grpo`` by the counts of each micro-batch. The losses are
+  equal where these counts are.
 * Old policies of more than one optimiser step, and the KL reference, are scored without dropout. Where the
   old policy equals the new one it is that of the training pass, with its dropout, as in TRL.
 * With a model that is passed as an object, the KL reference has its weights; TRL loads the reference by name.
@@ -51,6 +52,7 @@ from troll.training.reference_kl import ReferenceKL, match_reference
 from troll.training.rewards import check_greedy
 from troll.training.scoring import ScoringTrainer
 from troll.training.text_only import as_text_model
+from troll.training.trl_metrics import TrlMetrics
 from troll.training.trl_options import check_model
 from troll.training.whole_step import LeaveBatch, WholeStep
 
@@ -91,6 +93,7 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
         self.trust_region = TrustRegion(self.method.rule, self.method.rule_settings)
         self.estimator = self._make_estimator()
         self.diagnostics, self.constraint_check = Diagnostics(self.accelerator), ConstraintCheck()
+        self.trl_metrics = TrlMetrics(self.trust_region, self.accelerator)
         self.agreement = Agreement(self.accelerator, lambda: self.noise, self._is_precise)
         self.old_policy = OldPolicy(self.args, base.config.get_text_config().vocab_size, self.accelerator)
         self.policy_lag = self._make_policy_lag()
@@ -183,6 +186,7 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
             entropy_bonus=self.entropy_bonus,
             agreement=self.agreement,
             diagnostics=self.diagnostics,
+            trl_metrics=self.trl_metrics,
             accelerator=self.accelerator,
             report=self._report,
         )
@@ -308,7 +312,10 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Computes the loss of a validation batch if ``eval_loss`` is set, else only its rewards."""
         if self.args.eval_loss:
-            return super().prediction_step(model, inputs, *args, **kwargs)
+            result = super().prediction_step(model, inputs, *args, **kwargs)
+            for name, value in self.trl_metrics.summary().items():
+                self._metrics["eval"][name].append(value)
+            return result
         self._prepare_inputs(inputs)
         return None, None, None
 
@@ -335,7 +342,7 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
         """Logs the step's diagnostics and passes them to adaptive coefficients and the constraint check."""
         self.policy_loss.check_finite(self.state.global_step + 1)
         summary = self.diagnostics.summary()
-        for name, value in summary.items():
+        for name, value in (summary | self.trl_metrics.summary()).items():
             self._metrics["train"][name].append(value)
         self.entropy_bonus.finish_step(self.accelerator, self._report)
         if self.state.global_step == 0:

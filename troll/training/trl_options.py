@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from trl import GRPOConfig
-
 from troll.common.errors import UserError
+from troll.training.trl_parts import GRPOConfig, option
 
 Check = Callable[[Any, str], str | None]
 """Maps a `troll.training.config.TrustRegionConfig` and its trust region's name to an error, or None."""
@@ -215,7 +214,7 @@ def _only_trl_advantages(name: str) -> Check:
 
 
 def _liger(args: Any, _: str) -> str | None:
-    if not args.use_liger_kernel:
+    if not option(args, "use_liger_kernel"):
         return None
     return "use_liger_kernel is not supported: the sparse head has not been tested with Liger; leave it out"
 
@@ -238,8 +237,8 @@ CONDITIONAL: Mapping[str, Check] = {
 
 def is_set(args: Any, name: str) -> bool:
     """Whether an option of TRL differs from its default."""
-    default = next(field.default for field in fields(GRPOConfig) if field.name == name)
-    return bool(getattr(args, name) != default)
+    defaults = {field.name: field.default for field in fields(GRPOConfig)}
+    return name in defaults and bool(getattr(args, name) != defaults[name])
 
 
 def check_options(args: Any, rule: str) -> None:

@@ -1,0 +1,76 @@
+"""The log has TRL's metrics, with TRL's values."""
+
+import pytest
+import torch
+from datasets import Dataset
+from trainer_cases import PROMPTS, SeededGRPOTrainer, digits
+
+from troll.common.seeding import derive_seed
+from troll.training.config import TrustRegionConfig
+from troll.training.trainer import TrustRegionTrainer
+
+RATIOS = [f"clip_ratio/{name}" for name in ("low_mean", "low_min", "high_mean", "high_max", "region_mean")]
+
+
+class SeededValidation(SeededGRPOTrainer):
+    """TRL's trainer with our seeds in validation, too."""
+
+    def _prepare_inputs(self, batch):
+        if not self.model.training:
+            number = self._step // (self.args.steps_per_generation * self.num_iterations)
+            seed = derive_seed(stream="validation", batch=number, seed=self.args.seed, process=0)
+            torch.manual_seed(seed % 2**63)
+        return super()._prepare_inputs(batch)
+
+
+def logged(trainer, name):
+    return [row[name] for row in trainer.state.log_history if name in row]
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"epsilon": 0.01, "epsilon_high": 0.02, "delta": 1.05}, RATIOS),
+        (
+            {"epsilon": 0.002, "importance_sampling_level": "sequence"},
+            RATIOS,
+        ),
+        ({"loss_type": "cispo", "epsilon_high": 1.02}, ["cispo_clip_ratio"]),
+    ],
+    ids=["tokens", "responses", "cispo"],
+)
+def test_clip_ratios_are_trls_in_training_and_validation(make, options, names):
+    config = {"num_iterations": 4, "steps_per_generation": 1, "per_device_train_batch_size": 8, "beta": 0.1}
+    config |= {
+        "learning_rate": 5e-3,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "per_device_eval_batch_size": 4,
+    }
+    rule = {} if "loss_type" in options else {"trust_region": "clip"}
+    theirs, ours = (
+        make(
+            kind,
+            steps=4,
+            config=config | options,
+            eval_dataset=Dataset.from_dict({"prompt": PROMPTS}),
+            **more,
+        )
+        for kind, more in ((SeededValidation, {}), (TrustRegionTrainer, rule))
+    )
+    for trainer in (theirs, ours):
+        trainer.train()
+    for name in (*names, *(f"eval_{name}" for name in (*names, "entropy", "kl", "loss"))):
+        assert logged(ours, name) == pytest.approx(logged(theirs, name), rel=1e-3, abs=1e-5), name
+        assert logged(ours, name)
+    assert max(max(logged(ours, name)) for name in names) > 0.01
+
+
+def test_arguments_after_args_may_be_positional_as_in_trl(make, tiny_base):
+    built = make(TrustRegionTrainer, trust_region="clip")
+    args = TrustRegionConfig(built.args.output_dir, use_cpu=True, bf16=False, report_to="none")
+    data = Dataset.from_dict({"prompt": PROMPTS})
+    held_out = Dataset.from_dict({"prompt": PROMPTS[:1]})
+    trainer = TrustRegionTrainer(built.model, digits, args, data, held_out, built.processing_class)
+    assert len(trainer.train_dataset) == 4 and len(trainer.eval_dataset) == 1
+    assert torch.equal(trainer.model.lm_head.weight, built.model.lm_head.weight)
