@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import trl
 from datasets import Dataset
+from packaging.version import Version
 from trainer_cases import PROMPTS, SeededGRPOTrainer, digits
 
 from troll.common.seeding import derive_seed
@@ -60,6 +62,8 @@ def test_clip_ratios_are_trls_in_training_and_validation(make, options, names):
     )
     for trainer in (theirs, ours):
         trainer.train()
+    if Version(trl.__version__) < Version("1.9"):  # whose extremes are over processes
+        names = [name for name in names if not name.endswith(("low_min", "high_max"))]
     for name in (*names, *(f"eval_{name}" for name in (*names, "entropy", "kl", "loss"))):
         assert logged(ours, name) == pytest.approx(logged(theirs, name), rel=1e-3, abs=1e-5), name
         assert logged(ours, name)
