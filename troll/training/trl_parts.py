@@ -14,6 +14,8 @@ from trl.trainer.utils import RepeatSampler
 
 from troll.common.errors import UserError
 
+__all__ = ["ADDED", "DROPPED", "GRPOConfig", "GRPOTrainer", "RepeatSampler", "check_parts", "option"]
+
 METHODS: Mapping[type, tuple[str, ...]] = {
     GRPOTrainer: (
         *("_calculate_rewards", "_compute_loss", "_generate", "_generate_and_score_completions"),
