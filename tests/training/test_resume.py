@@ -254,7 +254,8 @@ def test_a_resumed_trainer_ends_as_an_uninterrupted_one(make, tmp_path, name, ca
     checkpoint = tmp_path / "TrustRegionTrainer" / "checkpoint-3"
     saved = json.loads((checkpoint / STATE).read_text())
     resumed = trained(make, name, str(checkpoint))
-    assert "warning" not in capsys.readouterr().err
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    assert all(name == "dropout" and "before the first update" in line for line in warnings)
     for ours, theirs in zip(learnt(resumed), learnt(whole), strict=True):
         assert ours == theirs
     if method(name)[0]["trust_region"] in ADAPTIVE or "kl in the" in name:
