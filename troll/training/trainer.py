@@ -54,6 +54,7 @@ from troll.training.scoring import ScoringTrainer
 from troll.training.text_only import as_text_model
 from troll.training.trl_metrics import TrlMetrics
 from troll.training.trl_options import check_model
+from troll.training.trl_parts import GRPOTrainer
 from troll.training.whole_step import LeaveBatch, WholeStep
 
 
@@ -370,7 +371,7 @@ def _configuration(args: Any, model: Any) -> TrustRegionConfig:
 
 
 def _by_name(positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of TRL's trainer after ``args`` by their names; raises as Python if there are too many."""
+    """The arguments of TRL's trainer after ``args`` by their names."""
     bound = inspect.signature(GRPOTrainer).bind_partial(None, None, None, *positional, **named)
     return dict(list(bound.arguments.items())[3:])
 
