@@ -55,8 +55,24 @@ def test_jobs_of_which_nothing_is_heard_stay_active(executor, monkeypatch):
     assert active(executor, jobs) == jobs and active(executor, jobs) == jobs
     assert executor.next_seconds_between_status_checks == 10
     answering(monkeypatch, running=[0], done=[2, 1])
+    monkeypatch.setattr(executor, "_gone", lambda kept: [])
     assert active(executor, jobs) == [jobs[0]]
     assert [text.split("controller ")[1][:7] for text in executor.said] == ["does no", "answers"], "once each"
+
+
+def test_jobs_that_ended_and_were_forgotten_in_an_outage_have_ended(executor, monkeypatch, tmp_path):
+    jobs, ended = [job(4), job(5)], []
+    monkeypatch.setattr(SlurmExecutor, "report_job_success", lambda self, job: ended.append(job))
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho 5\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    executor.run_uuid = "of-this-workflow"
+    answering(monkeypatch, running=[0, 1])  # the plugin takes a job that is not listed for a new one
+    assert active(executor, jobs) == jobs and not ended, "no outage"
+    answering(monkeypatch)
+    assert active(executor, jobs) == jobs
+    answering(monkeypatch, running=[0, 1])
+    assert active(executor, jobs) == [jobs[1]] and ended == [jobs[0]]
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ The executor here also writes why SLURM ended a job into the job's log, where th
 `troll status` find it.
 """
 
+import asyncio
 import re
 import subprocess
 import threading
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -70,6 +71,7 @@ class Executor(SlurmExecutor):
         """Prepares the plugin's executor."""
         self._ending = threading.Event()
         self._away = threading.Event()
+        self._was_away = threading.Event()  # until a query has succeeded after that
         self._reported: set[str] = set()
         super().__post_init__()
 
@@ -86,18 +88,40 @@ class Executor(SlurmExecutor):
     async def check_active_jobs(self, active_jobs: list[Any]) -> AsyncGenerator[Any, None]:
         """Yields the jobs that have not ended, among them all those about which SLURM gave no answer."""
         self._reported.clear()
-        kept = set()
+        kept = []
         async for job in super().check_active_jobs(active_jobs):
-            kept.add(job.external_jobid)
-            yield job
-        unknown = [job for job in active_jobs if job.external_jobid not in kept | self._reported]
+            kept.append(job)
+        heard = {job.external_jobid for job in kept} | self._reported
+        unknown = [job for job in active_jobs if job.external_jobid not in heard]
         if unknown:
             self._say_away()
             self.next_seconds_between_status_checks = _ASK_EVERY_S
         elif active_jobs:
+            if self._was_away.is_set():
+                # Snakemake checks their output, and repeats a job that lacks some.
+                for job in (gone := await asyncio.to_thread(self._gone, kept)):
+                    self.report_job_success(job)
+                kept = [job for job in kept if job not in gone]
             self._say_back()
-        for job in unknown:
+        for job in (*kept, *unknown):
             yield job
+
+    def _gone(self, jobs: Sequence[Any]) -> list[Any]:
+        """Returns jobs of which the controller has no record any more: ended, and forgotten in an outage.
+
+        It keeps ended jobs for MinJobAge, which may be shorter than an outage. Other clusters are not asked.
+        """
+        ids = ["squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i"]
+        ids += ["--name", self.run_uuid]
+        try:
+            told = subprocess.run(ids, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return []
+        self._was_away.clear()
+        known = set(told.stdout.split())
+        keys = ("cluster", "clusters", "slurm_cluster")
+        here = [job for job in jobs if not any(job.job.resources.get(key) for key in keys)]
+        return [job for job in here if job.external_jobid not in known]
 
     def report_job_success(self, job_info: Any) -> None:
         """Reports a job that SLURM has completed."""
@@ -130,6 +154,7 @@ class Executor(SlurmExecutor):
         return True
 
     def _say_away(self) -> None:
+        self._was_away.set()
         if not self._away.is_set():
             self._away.set()
             self.logger.warning(
