@@ -5,6 +5,7 @@ from transformers import AutoTokenizer
 
 from troll.common.errors import UserError
 from troll.tasks.prompts import encode, is_program
+from troll.tasks.types import Problem
 
 # The parts of Qwen3's template that matter here: turns, and an empty thought where thinking is off.
 TEMPLATE = (
@@ -44,6 +45,27 @@ def test_a_template_makes_a_chat_unless_told_otherwise(chatty):
     assert shown(chatty, "What is 2+2?", "off") == "What is 2+2?"
     # What the template writes are single tokens, not their spelling.
     assert encode(chatty, ["a"])[0].count(chatty.eos_token_id) == 1
+
+
+def test_a_system_turn_comes_first_in_a_chat_and_in_raw_text(tokenizer):
+    problem, without = Problem("a", "What is 2+2?", "4", system="Think."), Problem("b", "And 3+3?", "6")
+    raw = [tokenizer.decode(ids) for ids in encode(tokenizer, [problem, without])]
+    assert raw == ["Think.\n\nWhat is 2+2?", "And 3+3?"]
+    tokenizer.chat_template = TEMPLATE
+    end = tokenizer.eos_token
+    chats = [tokenizer.decode(ids) for ids in encode(tokenizer, [problem, without])]
+    assert chats == [
+        f"<system>Think.{end}<user>What is 2+2?{end}<assistant><think></think>",
+        f"<user>And 3+3?{end}<assistant><think></think>",
+    ]
+    tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE
+    )
+    assert encode(tokenizer, [without])
+    with pytest.raises(
+        UserError, match=r"takes no system turn.*\(no system role\); set .*system_turn to drop"
+    ):
+        encode(tokenizer, [without, problem])
 
 
 def test_a_program_goes_into_a_fenced_block(chatty):

@@ -18,7 +18,7 @@ from troll.common.seeding import derive_seed
 from troll.common.tokenizers import saved_tokenizer
 from troll.evaluation.engines import Engine, Request
 from troll.evaluation.engines.transformers import load_engine
-from troll.tasks.prompts import digest_of_ids, encode
+from troll.tasks.prompts import as_text, digest_of_ids, encode
 from troll.tasks.responses import begins_thought, response_texts
 from troll.tasks.types import Problem, Task
 from troll.tasks.verifiers.fractions import SCORED
@@ -114,7 +114,7 @@ def sample(
         "chat": chat,
         "thinking": thinking,
         "cut_prompts": cut_prompts,
-        "prompts": digest_of_json([problem.prompt for problem in problems]),
+        "prompts": digest_of_json([as_text(problem) for problem in problems]),
     }
     parts = out.with_name(out.name + ".parts")
     rows = _rows_done(parts, settings)
@@ -128,7 +128,7 @@ def sample(
             device=device,
             options=engine_options,
         )
-        encoded = encode(loaded.tokenizer, [problem.prompt for problem in problems], chat, thinking=thinking)
+        encoded = encode(loaded.tokenizer, problems, chat, thinking=thinking)
         in_thought = begins_thought(loaded.tokenizer, chat, thinking=thinking)
         prompts = {
             problem.task_id: _Prompt(
@@ -155,7 +155,7 @@ def sample(
 
 def digests_of_prompts(checkpoint: Path, problems: Sequence[Problem]) -> dict[str, str]:
     """Returns the digest of each problem's prompt by task_id, as `sample` records it by default."""
-    encoded = encode(saved_tokenizer(checkpoint), [problem.prompt for problem in problems])
+    encoded = encode(saved_tokenizer(checkpoint), problems)
     return {
         problem.task_id: _Prompt(tuple(ids), cut=False, in_thought=False).digest
         for problem, ids in zip(problems, encoded, strict=True)

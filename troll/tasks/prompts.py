@@ -4,8 +4,11 @@ import ast
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, get_args
 
+from jinja2 import TemplateError
+
 from troll.common.digests import digest_of_json
 from troll.common.errors import UserError
+from troll.tasks.types import Problem
 
 Chat = Literal["auto", "on", "off"]
 
@@ -31,25 +34,33 @@ def wants_chat(tokenizer: Any, chat: str) -> bool:
 
 
 def encode(
-    tokenizer: Any, prompts: Sequence[str], chat: str = "auto", *, thinking: bool = False
+    tokenizer: Any, prompts: Sequence[str | Problem], chat: str = "auto", *, thinking: bool = False
 ) -> list[list[int]]:
     """Returns the token ids of each prompt, raw or as a chat (see `wants_chat` and `as_chat`).
+
+    Raw, a system turn is the first paragraph of the prompt.
 
     ``thinking`` is for templates that know ``enable_thinking`` (Qwen3). It is off by default, although it is
     on in Qwen3's template: a thought is often longer than the 4,096 tokens that the paper allows a response,
     so the answer would be cut off, and models without such a mode could not be compared.
     """
     if not wants_chat(tokenizer, chat):
-        return [list(ids) for ids in tokenizer(list(prompts)).input_ids]
-    texts = [
-        tokenizer.apply_chat_template(
-            as_chat(prompt),
-            tokenize=False,
-            add_generation_prompt=True,
-            enable_thinking=thinking,
-        )
-        for prompt in prompts
-    ]
+        return [list(ids) for ids in tokenizer([as_text(prompt) for prompt in prompts]).input_ids]
+    chats = [as_chat(prompt) for prompt in prompts]
+    try:
+        texts = [
+            tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
+            )
+            for turns in chats
+        ]
+    except TemplateError as error:
+        if all(len(turns) == 1 for turns in chats):
+            raise
+        raise UserError(
+            f"the model's chat template takes no system turn, and the data has one ({error}); set "
+            "tasks.<task>.settings.system_turn to drop, or use another model"
+        ) from None
     # The template has already added the special tokens.
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=False).input_ids]
 
@@ -59,10 +70,24 @@ def digest_of_ids(prompts: Iterable[Sequence[int]]) -> str:
     return digest_of_json([list(ids) for ids in prompts])
 
 
-def as_chat(prompt: str) -> list[dict[str, str]]:
-    """Returns a prompt as a single user message; wraps a program to continue in a request to complete it."""
-    content = _PROGRAM.format(prompt.rstrip()) if is_program(prompt) else prompt
-    return [{"role": "user", "content": content}]
+def as_chat(prompt: str | Problem) -> list[dict[str, str]]:
+    """Returns a prompt as a user message, after the system message if its problem has one.
+
+    A program to continue is wrapped in a request to complete it.
+    """
+    system, text = _parts(prompt)
+    content = _PROGRAM.format(text.rstrip()) if is_program(text) else text
+    before = [{"role": "system", "content": system}] if system else []
+    return [*before, {"role": "user", "content": content}]
+
+
+def as_text(prompt: str | Problem) -> str:
+    """Returns a prompt as raw text, with a system turn as its first paragraph."""
+    return "\n\n".join(filter(None, _parts(prompt)))
+
+
+def _parts(prompt: str | Problem) -> tuple[str, str]:
+    return ("", prompt) if isinstance(prompt, str) else (prompt.system, prompt.prompt)
 
 
 def is_program(prompt: str) -> bool:

@@ -21,10 +21,11 @@ class Problem:
 
     Attributes:
         task_id: unique name, ``<task>/<split>/<number>``.
-        prompt: exactly what the model reads.
+        prompt: what the model reads, in a chat as the user's turn.
         answer: reference answer of a mathematics problem, or canonical solution of a code problem.
         level: difficulty, as the task defines it.
         record: the source record, in the form that the task's verifier reads.
+        system: the system turn before the prompt, if the source has one.
     """
 
     task_id: str
@@ -32,10 +33,12 @@ class Problem:
     answer: str
     level: int = 0
     record: Mapping[str, Any] = field(default_factory=dict)
+    system: str = ""
 
     def as_row(self) -> dict[str, Any]:
         """Returns the problem as a row of a JSON-lines file."""
-        return {**self.record, "task_id": self.task_id, "prompt": self.prompt, "level": self.level}
+        row = {**self.record, "task_id": self.task_id, "prompt": self.prompt, "level": self.level}
+        return row | ({"system": self.system} if self.system else {})
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,14 @@ class Task:
                     "needs its own task_id"
                 )
             problems.append(
-                Problem(row["task_id"], row["prompt"], row[self.answer_key], int(row.get("level", 0)), row)
+                Problem(
+                    row["task_id"],
+                    row["prompt"],
+                    row[self.answer_key],
+                    int(row.get("level", 0)),
+                    row,
+                    str(row.get("system", "")),
+                )
             )
         if not problems:
             raise UserError(f"{path}: holds no problems")

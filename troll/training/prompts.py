@@ -8,7 +8,7 @@ from typing import Any
 from troll.common.errors import UserError
 from troll.common.progress import say
 from troll.common.tokenizers import fix_date, with_fixed_date
-from troll.tasks.prompts import as_chat, digest_of_ids, encode, end_ids, wants_chat
+from troll.tasks.prompts import as_chat, as_text, digest_of_ids, encode, end_ids, wants_chat
 from troll.tasks.types import Problem, Task
 
 THINKING = {"enable_thinking": False}
@@ -72,12 +72,12 @@ def prepare_rollouts(trainer: Any, model: Any) -> None:
         engine.generation_kwargs = {**engine.generation_kwargs, "stop_token_ids": ends}
 
 
-def prompt_of(tokenizer: Any, text: str) -> str | list[dict[str, str]]:
-    """A prompt in TRL's format: a chat if the tokenizer has a chat template, else the text.
+def prompt_of(tokenizer: Any, problem: Problem) -> str | list[dict[str, str]]:
+    """A problem's prompt in TRL's format: a chat if the tokenizer has a chat template, else the text.
 
     Chats are rendered as in evaluation, without thinking; see `THINKING` and `troll.tasks.prompts.encode`.
     """
-    return as_chat(text) if wants_chat(tokenizer, "auto") else text
+    return as_chat(problem) if wants_chat(tokenizer, "auto") else as_text(problem)
 
 
 def read_problems(
@@ -91,7 +91,7 @@ def read_problems(
     kept, overlong, read = {}, {}, []
     for name, (task, path) in files.items():
         problems = task.load(path)
-        ids = encode(tokenizer, [problem.prompt for problem in problems])
+        ids = encode(tokenizer, problems)
         read += ids
         kept[name] = [
             item for item, one in zip(problems, ids, strict=True) if limit is None or len(one) <= limit

@@ -182,7 +182,7 @@ def coin(task_id: str, response: str) -> float:
 
 
 def _rows(problems: Sequence[Problem], tokenizer: Any) -> list[dict[str, Any]]:
-    return [{"prompt": prompt_of(tokenizer, item.prompt), "task_id": item.task_id} for item in problems]
+    return [{"prompt": prompt_of(tokenizer, item), "task_id": item.task_id} for item in problems]
 
 
 def _pretraining_rows(config: RunConfig, tokenizer: Any) -> Any:

@@ -26,6 +26,7 @@ from troll.operations.fetch import needed_data
 from troll.operations.rehearsal.report import Check, State, failures_or_ok
 from troll.tasks.datasets.catalogue import DATA_SETS
 from troll.tasks.datasets.load import load, mirror_of
+from troll.tasks.datasets.settings import require_system_turn
 from troll.training.wheel_model import kept_at
 
 Kind = Literal["here", "hub", "known", "package", "nowhere"]
@@ -201,8 +202,9 @@ def check_data(experiment: Experiment, runs: Sequence[Run]) -> tuple[list[Check]
             return [Check("data", "failed", str(error), "TROLL_DATA_MIRROR")], absent
         try:
             if mirrored or item.evalplus is None:  # evalplus would download its sets
+                settings = experiment.tasks[name].settings if name in experiment.tasks else {}
                 for split in splits:
-                    load(name, split)
+                    require_system_turn(name, load(name, split).problems, settings)
                 continue
         except UserError as error:
             if mirrored:

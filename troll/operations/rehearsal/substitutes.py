@@ -147,9 +147,12 @@ def _forms(number: int) -> Mapping[convert.Convert, Row]:
     program = f"Read a whole number from standard input and print it plus {number}."
     tests = {"inputs": ["1\n", "2\n"], "outputs": [f"{1 + number}\n", f"{2 + number}\n"]}
 
+    def chat(question: str) -> list[Row]:
+        return [{"role": "system", "content": "Think."}, {"role": "user", "content": question}]
+
     def eurus(ability: str, question: str, truth: Any) -> Row:
         return {
-            "prompt": [{"role": "system", "content": "Think."}, {"role": "user", "content": question}],
+            "prompt": chat(question),
             "ability": ability,
             "reward_model": {"ground_truth": truth},
             "extra_info": {"index": number},
@@ -167,7 +170,7 @@ def _forms(number: int) -> Mapping[convert.Convert, Row]:
         },
         convert.dapo: {
             "index": f"sum-{number}",
-            "prompt": question,
+            "prompt": chat(question),
             "reward_model": {"ground_truth": answer},
         },
         convert.eurus_math: eurus("math", question, answer),

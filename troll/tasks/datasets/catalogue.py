@@ -12,7 +12,13 @@ from troll.common.settings import Settings
 from troll.tasks.datasets import convert
 from troll.tasks.datasets.convert import Row
 from troll.tasks.datasets.hub import HubPart
-from troll.tasks.datasets.settings import CodeSettings, Gsm8kSettings, MathSettings
+from troll.tasks.datasets.settings import (
+    ChatCodeSettings,
+    ChatMathSettings,
+    CodeSettings,
+    Gsm8kSettings,
+    MathSettings,
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ def _eurus(name: str, ability: Literal["math", "code"], reader: convert.Convert)
         )
         for ours, theirs in (("train", "train"), ("test", "validation"))
     }
-    settings = CodeSettings if ability == "code" else MathSettings
+    settings = ChatCodeSettings if ability == "code" else ChatMathSettings
     return DataSet(name, f"Eurus-2-RL, {ability}", ability, reader, parts, settings=settings)
 
 
@@ -117,7 +123,7 @@ _SETS: Sequence[DataSet] = (
             "all": Part("dapo_math_17k/dapo_math_17k.jsonl.gz", (), rows=17917),
         },
         substitute="DAPO-Math-17k, split here; not the authors' split (philippbecker/troll_data)",
-        settings=MathSettings,
+        settings=ChatMathSettings,
     ),
     _test_set(
         "aime24",

@@ -20,6 +20,8 @@ Convert = Callable[[Row, int], Problem]
 
 # Follows every question: the verifier reads the box (the usual wording for Qwen's mathematics models).
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
+# A prompt of the source that names the box has an instruction of its own, which is not repeated.
+_NAMES_BOX = "\\boxed"
 _INTEGER = re.compile(r"-?[0-9]+")
 
 
@@ -50,10 +52,26 @@ def plain_number(value: Any) -> str:
     return text.rstrip(".").strip()
 
 
-def _math(row: Row, task_id: Any, question: str, answer: str, solution: str = "", level: int = 0) -> Problem:
+def instructed(question: str) -> str:
+    """Returns a question with our instruction after it."""
+    return f"{question.strip()}\n\n{INSTRUCTION}"
+
+
+def _math(
+    row: Row,
+    task_id: Any,
+    question: str,
+    answer: str,
+    solution: str = "",
+    level: int = 0,
+    system: str | None = None,
+) -> Problem:
+    """Returns a problem; ``system`` is the system turn of a source with chats, None for one without."""
     record = {"problem": question, "solution": solution, "answer": answer}
     record |= {key: row[key] for key in ("subject", "type", "domain", "subfield") if row.get(key)}
-    return Problem(str(task_id), f"{question.strip()}\n\n{INSTRUCTION}", answer, level, record)
+    own = system is not None and _NAMES_BOX in system + question
+    prompt = question if own else instructed(question)
+    return Problem(str(task_id), prompt, answer, level, record, system or "")
 
 
 def gsm8k(row: Row, number: int) -> Problem:
@@ -108,27 +126,31 @@ def dapo(row: Row, number: int) -> Problem:
     answer = str(_first({**reward, **row}, "answer", "solution", "ground_truth")).strip()
     if not _INTEGER.fullmatch(answer):
         raise UserError(f"dapo: row {number} has the answer {answer!r}; expected an integer")
-    return _math(row, row.get("index", number), _question(row), answer)
+    system, question = _turns(row)
+    return _math(row, row.get("index", number), question, answer, system=system)
 
 
-def _question(row: Row) -> str:
+def _turns(row: Row) -> tuple[str | None, str]:
+    """Returns the system turn and the user's of a chat; for a row without a chat, None and its question."""
     question = _first(row, "problem", "question", "prompt")
-    if not isinstance(question, str):  # a chat
-        question = next(turn["content"] for turn in question if turn["role"] == "user")
-    return str(question)
+    if isinstance(question, str):
+        return None, question
+    found = {turn["role"]: str(turn["content"]) for turn in reversed(question)}
+    return found.get("system", ""), _first(found, "user")
 
 
 def eurus_math(row: Row, number: int) -> Problem:
     """Converts a mathematics row of Eurus-2-RL."""
     answer = plain_number(row["reward_model"]["ground_truth"])
-    return _math(row, (row.get("extra_info") or {}).get("index", number), _question(row), answer)
+    system, question = _turns(row)
+    return _math(row, (row.get("extra_info") or {}).get("index", number), question, answer, system=system)
 
 
 def eurus_code(row: Row, number: int) -> Problem:
     """Converts a code row of Eurus-2-RL, tested by standard input and output or by calls of a function."""
     tests = row["reward_model"]["ground_truth"]
     tests = json.loads(tests) if isinstance(tests, str) else tests
-    task_id, prompt = str((row.get("extra_info") or {}).get("index", number)), _question(row)
+    task_id, (system, prompt) = str((row.get("extra_info") or {}).get("index", number)), _turns(row)
     record = {
         "prompt": "",
         "canonical_solution": "",
@@ -136,7 +158,7 @@ def eurus_code(row: Row, number: int) -> Problem:
         "outputs": list(tests["outputs"]),
         "entry_point": tests.get("fn_name") or "",
     }
-    return Problem(task_id, prompt, "", 0, record)
+    return Problem(task_id, prompt, "", 0, record, system or "")
 
 
 def mbpp(row: Row, _: int) -> Problem:

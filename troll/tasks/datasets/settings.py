@@ -4,14 +4,16 @@ A setting at its default is left out of run.yaml and of the files of problems, s
 before the setting existed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from troll.algorithms.ranges import Count
+from troll.common.errors import UserError
 from troll.common.settings import Settings
+from troll.tasks.datasets.convert import instructed
 from troll.tasks.types import Problem
 from troll.tasks.verifiers.fractions import SCORED
 
@@ -65,12 +67,47 @@ class Gsm8kSettings(Settings):
     )
 
 
+SystemTurn = Literal["keep", "require", "drop"]
+_SYSTEM = (
+    "system turn of the data's prompts: `keep`; `require`, keep, and refuse data without one (paper); `drop`, "
+    "take only the user's turn, with our instruction about the box"
+)
+
+
+class ChatMathSettings(MathSettings):
+    """How prompts and answers are written, and answers rewarded, in data whose prompts are chats."""
+
+    system_turn: SystemTurn = _set("keep", _SYSTEM)
+
+
+class ChatCodeSettings(CodeSettings):
+    """How prompts are written and what is rewarded in code whose prompts are chats."""
+
+    system_turn: SystemTurn = _set("keep", _SYSTEM)
+
+
+def require_system_turn(name: str, problems: Iterable[Problem], settings: Mapping[str, Any]) -> None:
+    """Refuses problems without a system turn if the settings of data set ``name`` require one."""
+    if settings.get("system_turn") != "require":
+        return
+    for problem in problems:
+        if not problem.system:
+            raise UserError(
+                f"tasks.{name}.settings.system_turn: is require, but problem {problem.task_id} has no system "
+                "turn; use data that has one, or set it to keep"
+            )
+
+
 def applied(problem: Problem, settings: Mapping[str, Any]) -> Problem:
     """Returns a problem of a data set as its settings want it; at the defaults as it is."""
     if settings.get("tests") == "fraction":
         count = len(problem.record["test_list" if "test_list" in problem.record else "inputs"])
         scored = min(count, settings.get("first") or count)
-        return replace(problem, record={**problem.record, SCORED: scored})
+        problem = replace(problem, record={**problem.record, SCORED: scored})
+    if settings.get("system_turn") == "drop":
+        question = problem.record.get("problem")
+        prompt = problem.prompt if question is None else instructed(question)
+        problem = replace(problem, system="", prompt=prompt)
     answers = settings.get("answers", "boxed")
     if answers == "boxed":
         return problem

@@ -11,7 +11,7 @@ from troll.common.errors import UserError
 from troll.common.seeding import derive_seed
 from troll.tasks.datasets.catalogue import DATA_SETS, DataSet
 from troll.tasks.datasets.load import load
-from troll.tasks.datasets.settings import applied
+from troll.tasks.datasets.settings import applied, require_system_turn
 from troll.tasks.types import Demonstration, Problem, Split, Task
 from troll.tasks.verifiers.code import code_rewards
 from troll.tasks.verifiers.math import form_of, math_rewards
@@ -42,6 +42,7 @@ def whole_split(
         random.Random(derive_seed(stream="validation", task=item.name)).shuffle(order)
         chosen = set(order[:HELD_OUT])
         problems = [p for number, p in enumerate(problems) if (number in chosen) == (split == "validation")]
+    require_system_turn(name, problems, settings or {})
     return [applied(problem, settings or {}) for problem in problems]
 
 

@@ -39,6 +39,7 @@ Form = Literal["boxed", "lenient", "####"]
 """How a problem's answer is written and rewarded: field ``answers`` of its record, ``boxed`` without one."""
 MathStatus = Literal["passed", "wrong", "timeout", "crash"]
 
+_BOXED: list[Form] = ["boxed"]
 TIMEOUT_S = 5.0  # math-verify's own default per operation
 # Wall time of a comparison per second of its CPU limit: it may have to wait for a core, but a hang must end.
 _WALL_FACTOR = 24.0
@@ -100,9 +101,7 @@ def judge_math(
         ("text", answer.strip(), completion)
         if extraction == "text"
         else _pair(form, standard, answer, completion)
-        for answer, completion, form in zip(
-            answers, completions, forms or ["boxed"] * len(answers), strict=True
-        )
+        for answer, completion, form in zip(answers, completions, forms or _BOXED * len(answers), strict=True)
     ]
     different = {pair for pair in pairs if pair is not None}
     verdicts = {pair: status for pair in different if (status := _quick(*pair)) is not None}

@@ -35,9 +35,10 @@ def load_data_set(data_set: str, limit: int | None = None, **_: Any) -> dict[str
 
 
 def mean_success(document: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Returns the share of a problem's samples that math-verify judges right."""
+    """Returns the share of a problem's samples that are judged right, as `troll grade` judges."""
     answers = [judged_text(text, document.get("prompt", "")) for text in results[0]]
-    statuses = judge_math([document["answer"]] * len(answers), answers)
+    forms = [form_of(document)] * len(answers)
+    statuses = judge_math([document["answer"]] * len(answers), answers, forms=forms)
     return {"pass@1": statuses.count("passed") / len(statuses)}
 
 
