@@ -353,3 +353,21 @@ def test_a_run_that_hangs_when_it_is_resumed_is_a_failed_check_and_is_ended(cont
     (check,) = outcome.check_resuming([item], {})
     assert check.state == "failed" and check.found.startswith("does not resume")
     assert len(begun) == 2 and all(process.poll() == -signal.SIGKILL for process in begun)
+
+
+def test_a_missing_system_turn_is_named_before_anything_runs(monkeypatch):
+    from types import SimpleNamespace
+
+    from troll.operations.rehearsal import sources
+    from troll.tasks.types import Problem
+
+    found = SimpleNamespace(problems=(Problem("a", "?", "1", system="Think."), Problem("b", "?", "1")))
+    monkeypatch.setattr(sources, "needed_data", lambda *_: {"dapo": ["train"]})
+    monkeypatch.setattr(sources, "mirror_of", lambda _: Path("/mirror"))
+    monkeypatch.setattr(sources, "load", lambda *_: found)
+    settings = {"system_turn": "require"}
+    experiment = SimpleNamespace(tasks={"dapo": SimpleNamespace(settings=settings)})
+    (check,), _ = sources.check_data(experiment, [])
+    assert check.state == "failed" and "problem b has no system turn" in str(check)
+    settings["system_turn"] = "keep"
+    assert all(check.state != "failed" for check in sources.check_data(experiment, [])[0])

@@ -69,8 +69,8 @@ class Gsm8kSettings(Settings):
 
 SystemTurn = Literal["keep", "require", "drop"]
 _SYSTEM = (
-    "system turn of the data's prompts: `keep`; `require`, keep, and refuse data without one (paper); `drop`, "
-    "take only the user's turn, with our instruction about the box"
+    "system turn of the data's prompts: `keep`; `require`, keep, and refuse data without one (paper); "
+    "`drop`, take only the user's turn, with our instruction about the box"
 )
 
 
