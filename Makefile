@@ -28,7 +28,7 @@ VLLM_READY := .venv-vllm/.ready
 
 REHEARSED ?= workflow/config/paper.yaml
 
-.PHONY: help env vllm results rehearsal test fast slow lint readme docs coverage golden audit check-results contract userns \
+.PHONY: help env vllm results rehearsal test fast slow releases-of-trl lint readme docs coverage golden audit check-results contract userns \
 	actionlint dist publish clean always
 
 help: ## show this help
@@ -98,6 +98,12 @@ actionlint: env ## lint the workflows in .github; installs actionlint if it is m
 
 fast: env ## run only the fast tests
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh fast
+
+TRL ?= trl<2
+releases-of-trl: env ## test the trainer with another release of TRL: make releases-of-trl TRL=trl==1.8.0
+	@"$(BIN)/python" -m pip install --quiet --upgrade --no-deps --target "$(VENV)/trl" "$(TRL)"
+	@PYTHONPATH="$(abspath $(VENV)/trl)" "$(BIN)/pytest" -q tests/training/test_config.py tests/training/test_dropout.py \
+		tests/training/test_live_options.py tests/training/test_trl_metrics.py tests/training/test_trl_options.py
 
 slow: env ## run only the slow tests
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh slow
