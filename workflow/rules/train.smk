@@ -52,8 +52,9 @@ rule train:
         numerics=PARAMETERS.numerics,
         base=lambda wildcards, input: f"{os.path.dirname(input.base)}/checkpoint",
         data=lambda wildcards, input: os.path.dirname(input.train),
+        suites=f"{ROOT}/suites",
     message:
         "train {wildcards.task}/{wildcards.trust_region}/{wildcards.estimator}/{wildcards.condition}/seed{wildcards.seed}"
     shell:
         "exec {params.troll} --log {log:q} job train {input.run:q} --base {params.base:q} --data {params.data:q}"
-        " --suites {ROOT:q}/suites --on-limit {resources.on_limit}"
+        " --suites {params.suites:q} --on-limit {resources.on_limit}"
