@@ -16,7 +16,7 @@ from transformers import (
 
 from troll.common.digests import facts_of
 from troll.common.errors import UserError
-from troll.common.models import check_checkpoint, context_of, load_model
+from troll.common.models import check_checkpoint, context_of, load_model, parameters_of
 from troll.evaluation.engines.transformers import load_engine
 from troll.operations.hub_context import _context_in
 
@@ -125,3 +125,10 @@ def test_no_text_exceeds_the_context_of_a_language_model_with_eyes(tiny_base, tm
     AutoTokenizer.from_pretrained(tiny_base).save_pretrained(tmp_path / "model")
     engine = load_engine("transformers", tmp_path / "model", max_new_tokens=2, temperature=1.0, device="cpu")
     assert engine.context == 32
+
+
+def test_parameters_are_counted_without_loading_them(tiny_base, tmp_path):
+    counted = sum(values.numel() for values in load_file(tiny_base / "model.safetensors").values())
+    assert parameters_of(tiny_base.iterdir()) == counted > 0
+    (tmp_path / "model.safetensors").write_bytes(b"broken")
+    assert parameters_of(tmp_path.iterdir()) == 0

@@ -11,11 +11,12 @@ from troll.common.errors import UserError
 from troll.common.gpus import require_gpus, visible_gpus
 
 NAMES = ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
+OURS = dict(zip(NAMES[1:], ("avx2", "AVX2", "AVX2"), strict=True))
 
 
 @pytest.fixture
 def environment(monkeypatch):
-    for name in NAMES:
+    for name in (*NAMES, processor.CODE):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
@@ -42,6 +43,42 @@ def test_what_the_environment_says_stays(environment):
     environment.setenv("OMP_NUM_THREADS", "4")
     processor.prepare_processor()
     assert (os.environ["ATEN_CPU_CAPABILITY"], os.environ["OMP_NUM_THREADS"]) == ("default", "4")
+
+
+@pytest.fixture
+def restarts(environment):
+    """The commands, with the libraries' variables, as which this process would go on."""
+    environment.setattr(processor, "_has_avx2", lambda: True)
+    begun = []
+
+    def execv(program, arguments):
+        begun.append((program, arguments, {name: os.environ.get(name) for name in NAMES[1:]}))
+
+    environment.setattr(processor.os, "execv", execv)
+    environment.setattr(sys, "argv", ["troll", "job", "train", "run.yaml"])
+    return begun
+
+
+def test_a_large_model_gets_all_instructions_in_a_process_of_its_own(restarts):
+    processor.prepare_processor()
+    processor.use_all_instructions(processor.LARGE - 1)
+    assert not restarts
+    processor.use_all_instructions(processor.LARGE)
+    command = [sys.executable, "-m", "troll.cli", "job", "train", "run.yaml"]
+    assert restarts == [(sys.executable, command, dict.fromkeys(OURS))]
+    processor.prepare_processor()  # in the new process
+    assert not OURS.keys() & os.environ.keys()
+    processor.use_all_instructions(processor.LARGE)
+    assert len(restarts) == 1
+
+
+@pytest.mark.parametrize("theirs", [OURS, OURS | {"MKL_CBWR": "COMPATIBLE"}, {"ATEN_CPU_CAPABILITY": "avx2"}])
+def test_a_users_choice_of_code_holds_for_large_models_too(restarts, environment, theirs):
+    for name, value in theirs.items():
+        environment.setenv(name, value)
+    processor.prepare_processor()
+    processor.use_all_instructions(processor.LARGE)
+    assert not restarts and theirs.items() <= os.environ.items()
 
 
 @pytest.mark.skipif(not processor._has_avx2(), reason="this processor has no AVX2")

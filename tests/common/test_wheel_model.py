@@ -16,8 +16,10 @@ import torch
 import yaml
 from datasets import Dataset
 from gguf import GGMLQuantizationType as Type
+from safetensors.torch import load_file
 from trl import GRPOConfig, GRPOTrainer
 
+from troll.common.adapters import WEIGHTS
 from troll.common.digests import damage, sha256_of_file
 from troll.common.errors import UserError
 from troll.common.models import load_model
@@ -25,7 +27,7 @@ from troll.common.seeding import derive_seed
 from troll.experiment.experiment import merged, resolve, resolve_base
 from troll.experiment.files import parse_experiment
 from troll.experiment.resources import base_request
-from troll.experiment.run_config import RunConfig
+from troll.experiment.run_config import AdapterRecipe, RunConfig
 from troll.operations import doctor
 from troll.operations.doctor import needs_of
 from troll.operations.fetch import fetch
@@ -38,6 +40,7 @@ from troll.tasks.prompts import encode
 from troll.tasks.registry import get_task, write_problems
 from troll.tasks.types import Demonstration, Problem
 from troll.training import base_model, supervised, wheel_model
+from troll.training.adapter import train_adapter
 from troll.training.base_model import link_base_model, pretrained_base_model, shared_base_model
 from troll.training.manifest import digest_of_path
 from troll.training.prompts import load_policy_tokenizer
@@ -633,6 +636,66 @@ def test_they_are_done_once_for_a_model_and_a_task(tiny, tmp_path, mirrored, mon
     monkeypatch.setenv("TROLL_DATA_LOCK", str(tmp_path / "other.json"))
     taught(SimpleNamespace(sha256=sha256_of_file(other)), tmp_path / "5")
     assert len(done) == 4, "another model, under the same name"
+
+
+RECIPE = {"task": {"name": "chains"}, "rank": 2, "supervised": STEPS | {"learning_rate": 0.05}}
+
+
+def adapted(tiny, out, adapter, sha256):
+    chosen = {"chains": {"directory": str(adapter), "sha256": sha256}}
+    experiment = experiment_of({"wheel": settings_of(tiny), "adapters": chosen})
+    link_base_model(resolve_base(experiment, "tiny", "chains"), out)
+    return json.loads((out / "manifest.json").read_text())
+
+
+@pytest.fixture
+def adapter(tiny, tmp_path, mirrored):
+    """An adapter for chains, and what its training said."""
+    recipe = AdapterRecipe.model_validate(RECIPE | {"wheel": settings_of(tiny)})
+    with base_model.pretrained_source(recipe, tmp_path) as (model, _):
+        return tmp_path / "adapters/chains", train_adapter(recipe, model, tmp_path / "adapters/chains")
+
+
+def test_an_adapter_takes_the_place_of_supervised_steps(tiny, tmp_path, adapter, monkeypatch):
+    directory, facts = adapter
+    sha256 = facts["merged_weights_sha256"]
+    manifest = adapted(tiny, tmp_path / "base", directory, sha256)
+    linked(tiny, tmp_path / "linked")
+    untaught, learnt = (loss_of(tmp_path / name / "checkpoint") for name in ("linked", "base"))
+    assert learnt < untaught, "of demonstrations that it has not seen"
+    weights = weights_in(tmp_path / "base")
+    assert torch.equal(weights["model.embed_tokens.weight"], tiny.expected["model.embed_tokens.weight"])
+    assert damage(tmp_path / "base/checkpoint", manifest["checkpoint"]) is None
+    assert manifest["config"]["model"]["adapter"] == {"directory": str(directory), "sha256": sha256}
+    assert set(manifest["wheel"]["adapter"]) == {"adapter_config.json", "adapter_model.safetensors"}
+    assert all(values.dtype == torch.bfloat16 for values in load_file(directory / WEIGHTS).values())
+    again = adapted(tiny, tmp_path / "again", directory, sha256)
+    assert again["checkpoint"] == manifest["checkpoint"]
+    monkeypatch.setenv(VARIABLE, "0")
+    alone = adapted(tiny, tmp_path / "alone", directory, sha256)
+    assert alone["checkpoint"] == manifest["checkpoint"]
+    assert not any(path.is_symlink() for path in (tmp_path / "alone/checkpoint").iterdir())
+
+
+def test_other_merged_weights_than_the_file_names_are_refused(tiny, tmp_path, adapter):
+    directory, facts = adapter
+    with pytest.raises(UserError, match=f"sha256 {facts['merged_weights_sha256']}, but the experiment file"):
+        adapted(tiny, tmp_path / "base", directory, "0" * 64)
+    assert not (tmp_path / "base/checkpoint").exists()
+    assert not any(
+        "adapted" in path.name and (path / "files").exists() for path in (tmp_path / "place").iterdir()
+    )
+
+
+def test_adapters_exclude_supervised_steps_and_need_the_task(tiny):
+    chosen = {"functions": {"directory": "a", "sha256": "0" * 64}}
+    model = {"wheel": settings_of(tiny), "adapters": chosen}
+    with pytest.raises(UserError, match=r"models\.tiny\.adapters: none for task chains"):
+        experiment_of(model)
+    with pytest.raises(UserError, match="supervised training or adapters, not both"):
+        experiment_of(model | {"supervised": STEPS}, "functions")
+    with pytest.raises(UserError, match="adapters are for models of the hub or from a wheel"):
+        experiment_of({"adapters": chosen}, "functions")
 
 
 def test_a_model_of_the_hub_takes_them_too(tiny, tmp_path, mirrored, monkeypatch):

@@ -34,6 +34,11 @@ def sample(
     --problems results/testbed/data/chains/test.jsonl
     """
     from troll.common.gpus import require_gpus
+    from troll.common.models import parameters_of
+    from troll.common.processor import use_all_instructions
+
+    use_all_instructions(parameters_of(checkpoint.glob("*")))
+
     from troll.evaluation.sampling import sample as draw
     from troll.experiment.run_config import SamplingConfig
     from troll.tasks.registry import get_task
@@ -69,6 +74,11 @@ def sample_suites(
     --checkpoint Qwen/Qwen3-0.6B --data data --out samples
     """
     from troll.common.gpus import require_gpus
+    from troll.common.models import parameters_of
+    from troll.common.processor import use_all_instructions
+
+    use_all_instructions(parameters_of(checkpoint.glob("*")))
+
     from troll.evaluation.suites import sample_suites as draw
     from troll.experiment.run_config import SuitesConfig
 

@@ -100,11 +100,42 @@ def hub_model(config: Config, out: Out, gpus: Gpus = 0) -> None:
     Example: troll job hub-model --config base-model.json --out base
     """
     from troll.common.gpus import require_gpus
+    from troll.common.models import parameters_of
+    from troll.common.processor import use_all_instructions
     from troll.experiment.run_config import BaseConfig
-    from troll.training.base_model import pretrained_base_model
+    from troll.training.base_model import pretrained, pretrained_base_model
 
     require_gpus(gpus, "--gpus")
-    pretrained_base_model(read_settings(config, BaseConfig), out)
+    settings = read_settings(config, BaseConfig)
+    with pretrained(settings, out) as (model, _, _):
+        parameters = parameters_of(model.files.values())
+    use_all_instructions(parameters)
+    pretrained_base_model(settings, out)
+
+
+@app.command()
+def adapter(config: Config, out: Out) -> None:
+    r"""Train a low-rank adapter of a pretrained model on a task's demonstrations.
+
+    Writes adapter_model.safetensors (bfloat16), adapter_config.json and adapter.json into OUT, with the
+    digest of the merged weights that an experiment file names. Needs PEFT; merging does not.
+
+    CONFIG holds wheel or hub, task, supervised, rank and seed.
+
+    Example: troll job adapter \
+    --config workflow/adapters/SmolLM2-135M-Instruct/chains.yaml --out chains
+    """
+    from troll.common.models import parameters_of
+    from troll.common.processor import use_all_instructions
+    from troll.experiment.run_config import AdapterRecipe
+    from troll.training.adapter import train_adapter
+    from troll.training.base_model import pretrained_source
+
+    recipe = read_settings(config, AdapterRecipe)
+    with pretrained_source(recipe, out.parent) as (model, _):
+        use_all_instructions(parameters_of(model.files.values()))
+        facts = train_adapter(recipe, model, out)
+    say(f"{out}: the merged weights have sha256 {facts['merged_weights_sha256']}")
 
 
 @app.command()
@@ -142,8 +173,11 @@ def train(
     --base results/testbed/base/tiny/chains/checkpoint \
     --data results/testbed/data/chains
     """
+    from troll.common.models import parameters_of
+    from troll.common.processor import use_all_instructions
     from troll.common.signals import hold_signals
 
+    use_all_instructions(parameters_of(base.glob("*")))
     hold_signals()  # before the libraries start their threads
 
     from troll.common.digests import digest_of_json

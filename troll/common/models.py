@@ -1,5 +1,8 @@
 """Loads saved models, with one-line errors for damaged ones."""
 
+import json
+from collections.abc import Iterable, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ from troll.common.machine_errors import about_memory
 
 MANIFEST = "manifest.json"
 CHECKPOINT = "checkpoint"
+PRECISION = "precision"
+"""What a manifest says of a large model's precision on a CPU; see `troll.training.precision`."""
 
 
 class _File(BaseModel):
@@ -42,6 +47,38 @@ def check_checkpoint(checkpoint: Path) -> None:
         raise UserError(
             f"{checkpoint}: differs from {path} ({problem}); delete {checkpoint.parent} and make it again"
         )
+
+
+def precision_beside(checkpoint: Path) -> dict[str, Any]:
+    """Returns ``{"precision": ...}`` from the manifest next to a checkpoint; empty if it says nothing."""
+    path = checkpoint.parent / MANIFEST
+    if checkpoint.name != CHECKPOINT or not path.is_file():
+        return {}
+    said = read_json(path)
+    return {PRECISION: said[PRECISION]} if isinstance(said, dict) and said.get(PRECISION) else {}
+
+
+def in_bfloat16(precision: Mapping[str, Any]) -> bool:
+    """Whether `precision_beside`, or the manifest itself, asks for bfloat16 on a CPU."""
+    return bool(precision.get(PRECISION, {}).get("bfloat16"))
+
+
+def parameters_of(files: Iterable[Path]) -> int:
+    """Returns the number of parameters in safetensors files, from their headers; other files count nothing.
+
+    Tied weights, which are saved once, count once. Imports no library, so that a command can choose the
+    processor's code by it (`troll.common.processor.use_all_instructions`).
+    """
+    return sum(_parameters(path) for path in files if path.name.endswith(".safetensors"))
+
+
+def _parameters(path: Path) -> int:
+    try:
+        with path.open("rb") as content:
+            header = json.loads(content.read(int.from_bytes(content.read(8), "little")))
+        return sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError):
+        return 0  # loading says what is wrong with the file
 
 
 def load_model(checkpoint: Path, **options: Any) -> Any:

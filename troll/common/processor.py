@@ -10,6 +10,11 @@ from pathlib import Path
 # ATen, oneDNN and MKL use the same AVX2 code on all processors that have AVX2: wider vectors are summed in a
 # different order, and training amplifies differences in the last bit.
 _AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
+CODE = "TROLL_PROCESSOR"
+"""Environment variable: which code `prepare_processor` asks for, ``avx2`` (default) or ``all``."""
+LARGE = 50_000_000
+"""Parameters from which on a model is computed with all instructions of the processor: it takes hours instead
+of minutes on a CPU, and wider vectors are then worth more than equal rounding on all machines."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _KEPT_BYTES = 1 << 30
 _QUIET = {
@@ -24,14 +29,39 @@ _QUIET = {
 
 
 def prepare_processor() -> None:
-    """Sets one thread, AVX2 code and reuse of freed memory; existing environment variables are kept."""
+    """Sets one thread, AVX2 code and reuse of freed memory; existing environment variables are kept.
+
+    With ``TROLL_PROCESSOR=all``, the libraries choose the code.
+    """
     # Tiny models on a CPU are fastest with one thread; Snakemake sets the variable to a rule's threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if _has_avx2():
+    if os.environ.get(CODE) != "all" and _has_avx2():
+        if not _AVX2.keys() & os.environ.keys():
+            os.environ.setdefault(CODE, "avx2")  # so that `use_all_instructions` knows who set them
         for name, value in _AVX2.items():
             os.environ.setdefault(name, value)
     if sys.platform == "linux":
         _keep_memory()
+
+
+def use_all_instructions(parameters: int) -> None:
+    """For a model of at least `LARGE` parameters, starts this `troll` command anew without the AVX2 setting.
+
+    The libraries read the setting once. Returns if the model is smaller, if a user's variables are in force,
+    or if this process was started so already.
+    """
+    if (
+        parameters < LARGE
+        or os.environ.get(CODE) != "avx2"
+        or any(os.environ.get(k) != v for k, v in _AVX2.items())
+    ):
+        return
+    for name in _AVX2:
+        del os.environ[name]
+    os.environ[CODE] = "all"
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "troll.cli", *sys.argv[1:]])
 
 
 def quiet_libraries() -> None:

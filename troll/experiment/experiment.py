@@ -250,7 +250,7 @@ def resolve(experiment: Experiment, run: Run) -> RunConfig:
         experiment=experiment.experiment,
         run_id=run.run_id,
         seed=run.seed,
-        model=resolve_model(experiment, run.model),
+        model=resolve_model(experiment, run.model, run.task),
         task=_resolve_task(experiment, run.task),
         trust_region=RuleOfRun(
             name=run.trust_region,
@@ -271,17 +271,20 @@ def resolve(experiment: Experiment, run: Run) -> RunConfig:
     )
 
 
-def resolve_model(experiment: Experiment, name: str) -> ScratchModelOfRun | HubModelOfRun | WheelModelOfRun:
-    """Returns everything that defines a model."""
+def resolve_model(
+    experiment: Experiment, name: str, task: str
+) -> ScratchModelOfRun | HubModelOfRun | WheelModelOfRun:
+    """Returns everything that defines a model for a task."""
     model = experiment.models[name]
-    supervised = model.supervised_steps
+    supervised, adapter = model.supervised_steps, model.adapters.get(task)
     if model.hub is not None:
         hub = HubModel(**model.hub.model_dump(exclude={"billions"}))
-        return HubModelOfRun(name=name, hub=hub, supervised=supervised)
+        return HubModelOfRun(name=name, hub=hub, supervised=supervised, adapter=adapter)
     if model.wheel is not None:
         wheel = WheelModel(**model.wheel.model_dump(exclude={"billions"}))
-        return WheelModelOfRun(name=name, wheel=wheel, supervised=supervised)
-    return ScratchModelOfRun(name=name, **model.model_dump(exclude={"training", "base_seeds", "wheel"}))
+        return WheelModelOfRun(name=name, wheel=wheel, supervised=supervised, adapter=adapter)
+    left_out = {"training", "base_seeds", "wheel", "adapters"}
+    return ScratchModelOfRun(name=name, **model.model_dump(exclude=left_out))
 
 
 def _resolve_task(experiment: Experiment, name: str) -> TaskOfRun:
@@ -298,7 +301,7 @@ def resolve_base(experiment: Experiment, model: str, task: str) -> BaseConfig:
     return BaseConfig(
         experiment=experiment.experiment,
         run_id=f"{model}/{task}/{BASE}",
-        model=resolve_model(experiment, model),
+        model=resolve_model(experiment, model, task),
         task=_resolve_task(experiment, task),
         seeds=SeedsOfBase(
             model=_seed(stream="base", model=model, task=task), data=experiment.models[model].base_seed or 0

@@ -86,6 +86,19 @@ class Wheel(WheelModel):
     billions: Billions = None
 
 
+class Adapter(StrictModel):
+    """A low-rank adapter that `troll job adapter` trained, to be merged into a pretrained model.
+
+    The sum is formed in float64 and rounded to the type of the weights, so it is the same on every machine.
+    """
+
+    directory: str = Field(description="directory with adapter_config.json and adapter_model.safetensors")
+    sha256: str = Field(
+        pattern=r"^[0-9a-f]{64}$",
+        description="digest of the merged weights: `merged_weights_sha256` in the adapter's adapter.json",
+    )
+
+
 class FromScratch(StrictModel):
     """A model of the Qwen3 architecture, made from scratch."""
 
@@ -115,6 +128,10 @@ class ModelSettings(FromScratch):
         None, description="a model on the hub; without hub and wheel, one is made with the settings above"
     )
     wheel: Wheel | None = Field(None, description="a model from a wheel instead of one on the hub")
+    adapters: dict[str, Adapter] = Field(
+        {},
+        description="pretrained: by task, an adapter that takes the place of supervised training",
+    )
     base_seed: Whole | None = Field(
         None,
         description="from scratch: seed of the base model's weights, demonstrations and their order; set by "
@@ -131,6 +148,10 @@ class ModelSettings(FromScratch):
     def _comes_from_one_place(self) -> "ModelSettings":
         if self.hub is not None and self.wheel is not None:
             raise ValueError("a model comes from the hub or from a wheel, not from both; leave out one")
+        if self.adapters and self.pretrained is None:
+            raise ValueError("adapters are for models of the hub or from a wheel; leave adapters out")
+        if self.adapters and self.supervised_steps is not None:
+            raise ValueError("a model has supervised training or adapters, not both; leave out one")
         if self.pretrained is not None and self.supervised_steps is not None:
             given = self.supervised.model_fields_set
             missing = [key for key in ("steps", "batch_size", "learning_rate") if key not in given]

@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from troll.algorithms.ranges import Count, Whole
 from troll.common.settings import StrictModel
-from troll.experiment.model_settings import FromScratch, HubModel, SupervisedSteps, WheelModel
+from troll.experiment.model_settings import Adapter, FromScratch, HubModel, SupervisedSteps, WheelModel
 from troll.experiment.settings import Evaluation, Size, Suite, Training
 
 
@@ -25,6 +25,7 @@ class ScratchModelOfRun(FromScratch):
 
 # Left out if None, as above.
 _Supervised = Annotated[SupervisedSteps | None, Field(exclude_if=lambda value: value is None)]
+_Adapter = Annotated[Adapter | None, Field(exclude_if=lambda value: value is None)]
 
 
 class HubModelOfRun(StrictModel):
@@ -33,6 +34,7 @@ class HubModelOfRun(StrictModel):
     name: str = Field(description="name in the experiment file")
     hub: HubModel
     supervised: _Supervised = None
+    adapter: _Adapter = None
 
 
 class WheelModelOfRun(StrictModel):
@@ -41,6 +43,7 @@ class WheelModelOfRun(StrictModel):
     name: str = Field(description="name in the experiment file")
     wheel: WheelModel
     supervised: _Supervised = None
+    adapter: _Adapter = None
 
 
 def _kind_of_model(value: Any) -> str:
@@ -147,6 +150,30 @@ class BaseConfig(StrictModel):
     task: TaskOfRun
     seeds: SeedsOfBase
     rehearsal: Rehearsal = False
+
+
+class TaskOfAdapter(StrictModel):
+    """The task whose demonstrations an adapter learns."""
+
+    name: str
+    settings: dict[str, Any] = Field({}, description="settings of the task's generator")
+
+
+class AdapterRecipe(StrictModel):
+    """How a low-rank adapter is trained: the input of `troll job adapter`."""
+
+    hub: HubModel | None = None
+    wheel: WheelModel | None = None
+    task: TaskOfAdapter
+    rank: Count = Field(4, description="R, rank of the adapter; its scale is 2")
+    supervised: SupervisedSteps
+    seed: Whole = 0
+
+    @model_validator(mode="after")
+    def _has_one_model(self) -> "AdapterRecipe":
+        if (self.hub is None) == (self.wheel is None):
+            raise ValueError("a model comes from the hub or from a wheel; give one of hub and wheel")
+        return self
 
 
 class TokenizerConfig(StrictModel):

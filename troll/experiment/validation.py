@@ -232,6 +232,11 @@ def _matrix_problems(experiment: Experiment) -> Iterator[str]:
                 f"models.{model}: a model made from scratch needs demonstrations, and task {task} has none; "
                 "use a pretrained model, such as hub: {id: OWNER/NAME}"
             )
+        if settings.adapters and task not in settings.adapters:
+            yield (
+                f"models.{model}.adapters: none for task {task}; train one with `troll job adapter`, or "
+                "leave the task out of the matrix"
+            )
         if settings.supervised_steps is not None and task not in _demonstrated():
             yield (
                 f"models.{model}.supervised: task {task} has no demonstrations; leave it out, or use one of "

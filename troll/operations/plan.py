@@ -121,7 +121,7 @@ def estimate(
     the same rules; else the same estimator; else any. Assumes time proportional to rollout batches.
     """
     sizes = _sizes(training.model_dump())
-    model = _model(resolve_model(experiment, run.model).model_dump())
+    model = _model(resolve_model(experiment, run.model, run.task).model_dump())
     like = [s for s in seen if (s.task, s.sizes, s.model) == (run.task, sizes, model)]
     rule = experiment.trust_regions[run.trust_region].rule
     estimator = experiment.estimators[run.estimator].rule

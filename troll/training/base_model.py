@@ -14,22 +14,30 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from troll.common.adapters import adapter_files, digest_of_tensors, merge_adapter
 from troll.common.digests import digest_of_json, facts_of
 from troll.common.errors import UserError
 from troll.common.files import fresh_directory, write_json
 from troll.common.hub import Snapshot, chat_template, link, snapshot
-from troll.common.models import load_model
+from troll.common.models import in_bfloat16, load_model
 from troll.common.numerics import last_change
 from troll.common.processor import arithmetic
 from troll.common.progress import clock, say
-from troll.experiment.model_settings import FromScratch, SupervisedSteps
-from troll.experiment.run_config import BaseConfig, HubModelOfRun, ScratchModelOfRun, WheelModelOfRun
+from troll.experiment.model_settings import Adapter, FromScratch, SupervisedSteps
+from troll.experiment.run_config import (
+    AdapterRecipe,
+    BaseConfig,
+    HubModelOfRun,
+    ScratchModelOfRun,
+    WheelModelOfRun,
+)
 from troll.tasks.registry import get_task
 from troll.tasks.types import Demonstration
 from troll.training.manifest import digest_of_path, hardware, manifest_of, uncommitted_source, versions
 from troll.training.outputs import save_model
+from troll.training.precision import precision_of
 from troll.training.prompts import load_policy_tokenizer
-from troll.training.shared_place import take_or_make
+from troll.training.shared_place import keep, take_or_make
 from troll.training.supervised import Row, rows_of, train_supervised
 from troll.training.tokenizer import load_tokenizer
 from troll.training.wheel_model import wheel_snapshot
@@ -129,12 +137,13 @@ def link_base_model(config: BaseConfig, out: Path) -> None:
         pretrained(config, out) as (model, template, stays),
         fresh_directory(out / "checkpoint") as directory,
     ):
+        measured = precision_of(model.files)
         if stays:
             link(model, directory, template)
         else:
             for name, path in model.files.items():
                 shutil.move(path, directory / name)
-    manifest = manifest_of(config, wall_s=0.0, data={}) | origin(config, model)
+    manifest = manifest_of(config, wall_s=0.0, data={}) | origin(config, model) | measured
     write_json(out / "manifest.json", manifest | {"checkpoint": facts_of(out / "checkpoint")})
 
 
@@ -153,15 +162,77 @@ def pretrained(config: BaseConfig, beside: Path) -> Iterator[tuple[Snapshot, str
         UserError: it is made from scratch, or cannot be had, or is not what the lock file says.
     """
     model = config.model
-    if isinstance(model, WheelModelOfRun):
-        with wheel_snapshot(model.wheel, beside) as (files, stays):
-            yield files, None, stays
-    elif isinstance(model, HubModelOfRun):
-        other = model.hub.chat_template_of
-        template = chat_template(other) if other is not None else None
-        yield snapshot(model.hub.id), template, True
-    else:
+    if isinstance(model, ScratchModelOfRun):
         raise UserError(f"{config.run_id}: is made from scratch; `troll job base-model` makes it")
+    other = model.hub.chat_template_of if isinstance(model, HubModelOfRun) else None
+    with (
+        pretrained_source(model, beside) as source,
+        adapted(*source, model.adapter, beside) as (files, stays),
+    ):
+        yield files, chat_template(other) if other is not None else None, stays
+
+
+@contextmanager
+def pretrained_source(
+    model: HubModelOfRun | WheelModelOfRun | AdapterRecipe, beside: Path
+) -> Iterator[tuple[Snapshot, bool]]:
+    """The files of a hub's or a wheel's model, and whether they stay where they are; see `pretrained`."""
+    hub = None if isinstance(model, WheelModelOfRun) else model.hub
+    wheel = None if isinstance(model, HubModelOfRun) else model.wheel
+    if hub is not None:
+        yield snapshot(hub.id), True
+    elif wheel is not None:
+        with wheel_snapshot(wheel, beside) as (files, stays):
+            yield files, stays
+
+
+@contextmanager
+def adapted(
+    model: Snapshot, stays: bool, adapter: Adapter | None, beside: Path
+) -> Iterator[tuple[Snapshot, bool]]:
+    """The files of a model with an adapter merged into them, and whether they stay where they are.
+
+    The merged weights are kept in the shared place; without one they are made in ``beside`` and gone
+    afterwards. Without an adapter, the model as it is.
+
+    Raises:
+        UserError: the adapter cannot be merged, or the merged weights are not those that the experiment file
+            names.
+    """
+    if adapter is None:
+        yield model, stays
+        return
+    directory = Path(adapter.directory)
+    identity = {
+        "model": model.provenance["files"],
+        "adapter": {name: digest_of_path(directory / name) for name in adapter_files(directory)},
+        "merged": adapter.sha256,
+    }
+
+    def make(out: Path) -> dict[str, Any]:
+        for name, path in model.files.items():
+            if not name.endswith(".safetensors"):
+                shutil.copyfile(path, out / name)
+        say(f"[base] {model.id}: merges {directory}")
+        merge_adapter(directory, model.files, out)
+        found = digest_of_tensors(out.glob("*.safetensors"))
+        if found != adapter.sha256:
+            raise UserError(
+                f"{directory}: merged into {model.id} it gives weights with sha256 {found}, but the "
+                f"experiment file says {adapter.sha256}; the adapter belongs to other weights"
+            )
+        return {"files": facts_of(out)}
+
+    name = f"adapted-{directory.parent.name}-{directory.name}"
+    beside.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=beside, prefix=".adapted.") as temporary:
+        kept = keep(name, identity, make)
+        files = kept.files if kept is not None else Path(temporary)
+        made = kept.made if kept is not None else make(files)
+        facts = made["files"]
+        provenance = {**model.provenance, "files": facts, "adapter": identity["adapter"]}
+        paths = {name: (files / name).resolve() for name in facts}
+        yield Snapshot(model.id, paths, provenance), kept is not None
 
 
 def origin(config: BaseConfig, model: Snapshot) -> dict[str, Any]:
@@ -191,7 +262,9 @@ def pretrained_base_model(config: BaseConfig, out: Path) -> None:
             "seed": config.seeds.model,
             **_circumstances(),
         }
-        source = origin(config, model)
+        source = origin(config, model) | precision_of(model.files)
+        if in_bfloat16(source):
+            identity["bfloat16"] = True
 
         def make() -> dict[str, Any]:
             out.mkdir(parents=True, exist_ok=True)
@@ -232,6 +305,7 @@ def _teach(
         run_id=config.run_id,
         pretrained=identity is not None,
         identity=identity or "",
+        bfloat16=in_bfloat16(source),
     )
     save_model(network, tokenizer, out / "checkpoint")
     said = learnt if identity is not None else {"final_loss": learnt["final_loss"]}

@@ -15,7 +15,7 @@ from troll.common.digests import digest_of_json, facts_of
 from troll.common.errors import NOT_FINITE, NotFinite, UserError
 from troll.common.files import write_json
 from troll.common.gpus import without_cudnn_attention
-from troll.common.models import check_checkpoint, load_model
+from troll.common.models import check_checkpoint, in_bfloat16, load_model, precision_beside
 from troll.common.progress import say
 from troll.common.seeding import derive_seed
 from troll.experiment.run_config import RunConfig
@@ -44,8 +44,14 @@ from troll.training.trainer import TrustRegionTrainer
 PRETRAINING_ROWS = 2000
 
 
-def trainer_config(config: RunConfig, out: Path) -> TrustRegionConfig:
-    """The trainer's configuration for a run; ``out`` is the directory of its checkpoints."""
+def trainer_config(config: RunConfig, out: Path, *, bfloat16: bool = False) -> TrustRegionConfig:
+    """The trainer's configuration for a run.
+
+    Args:
+        config: the run.
+        out: directory of its checkpoints.
+        bfloat16: whether mixed precision is also used on a CPU (`troll.training.precision`).
+    """
     training, seed = config.training, config.seeds.training
     rule, estimator = config.trust_region, config.estimator
     processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -96,7 +102,7 @@ def trainer_config(config: RunConfig, out: Path) -> TrustRegionConfig:
         num_generations_eval=1,
         per_device_eval_batch_size=max(1, responses // processes),
         gradient_checkpointing=training.gradient_checkpointing and torch.cuda.is_available(),
-        bf16=training.mixed_precision and torch.cuda.is_available(),
+        bf16=training.mixed_precision and (bfloat16 or torch.cuda.is_available()),
         use_cpu=not torch.cuda.is_available(),
         dataloader_pin_memory=False,
         chat_template_kwargs=THINKING,
@@ -249,7 +255,7 @@ def train_run(
             f"{task.name} has {len(train)} train problems; raise tasks.{task.name}.train"
         )
     limited = config.model_copy(update={"training": training.within_epochs(len(train))})
-    trainer_directory = out / "trainer"
+    trainer_directory, precision = out / "trainer", precision_beside(base)
     partial = any(SCORED in item.record for item in train)
     trainer = TrustRegionTrainer(
         load_model(base, dtype=torch.float32),
@@ -260,7 +266,7 @@ def train_run(
             partial=partial,
             rehearsal=config.rehearsal,
         ),
-        args=trainer_config(limited, trainer_directory),
+        args=trainer_config(limited, trainer_directory, bfloat16=in_bfloat16(precision)),
         train_dataset=Dataset.from_list(_rows(train, tokenizer)),
         eval_dataset=Dataset.from_list(_rows(validation, tokenizer)) if validation else None,
         processing_class=tokenizer,
@@ -307,7 +313,7 @@ def train_run(
     if trainer.accelerator.is_main_process:
         model = trainer.accelerator.unwrap_model(trainer.model)
         save_model(model, tokenizer, out / "checkpoint", state)
-        manifest = manifest_of(config, wall_s=metrics.wall_s, data=inputs, prompts=prompts)
+        manifest = manifest_of(config, wall_s=metrics.wall_s, data=inputs, prompts=prompts) | precision
         manifest |= overlong if training.max_prompt_tokens is not None else {}
         manifest |= {"constraint_check": trainer.constraint_check.summary()}
         write_json(out / "manifest.json", manifest | {"checkpoint": facts_of(out / "checkpoint")})

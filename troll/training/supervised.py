@@ -144,13 +144,15 @@ def train_supervised(
     run_id: str,
     pretrained: bool = False,
     identity: str = "",
+    bfloat16: bool = False,
 ) -> dict[str, float]:
     """Trains a model with float32 weights in place, on `rows_of` demonstrations.
 
     A pretrained model learns as reinforcement learning does: in bfloat16 with checkpointed gradients on a
-    GPU, in float32 on a CPU; its batches are cut so that memory stays bounded, and its interrupted training
-    resumes from the newest checkpoint in ``out`` that has the same ``identity``, a digest of all that decides
-    the weights. The learning rate rises for a twentieth of the steps and then falls as a cosine.
+    GPU, in float32 on a CPU, or there too in bfloat16 if ``bfloat16`` is set. Its batches are cut so that
+    memory stays bounded, and its interrupted training resumes from the newest checkpoint in ``out`` that has
+    the same ``identity``, a digest of all that decides the weights. The learning rate rises for a twentieth
+    of the steps and then falls as a cosine.
 
     Returns:
         ``wall_s``: seconds; ``final_loss``: mean of all steps, nats per token; ``last_loss``: of the last 10
@@ -181,7 +183,8 @@ def train_supervised(
         disable_tqdm=True,
         use_cpu=not on_gpu,
         dataloader_pin_memory=False,
-        **({"bf16": True, "gradient_checkpointing": True} if pretrained and on_gpu else {}),
+        bf16=pretrained and (on_gpu or bfloat16),
+        gradient_checkpointing=pretrained and on_gpu,
     )
     # Of several GPUs the Trainer would take all, with a batch each.
     arguments._n_gpu = min(1, arguments.n_gpu)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from troll.common.errors import UserError
-from troll.common.models import check_checkpoint, context_of, load_model
+from troll.common.models import check_checkpoint, context_of, in_bfloat16, load_model, precision_beside
 from troll.common.tokenizers import saved_tokenizer
 from troll.evaluation.engines import Engine, Request, Response
 from troll.tasks.prompts import end_ids
@@ -61,7 +61,9 @@ class TransformersEngine:
         logging.disable_progress_bar()
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.tokenizer = saved_tokenizer(checkpoint)
-        self._model = load_model(checkpoint, dtype="auto").to(device).eval()
+        # As it was trained: a large model that a CPU computes faster in bfloat16.
+        bfloat16 = device == "cpu" and in_bfloat16(precision_beside(checkpoint))
+        self._model = load_model(checkpoint, dtype=torch.bfloat16 if bfloat16 else "auto").to(device).eval()
         self._max_new_tokens = max_new_tokens
         self._temperature = temperature
         self._stop_ids = end_ids(self.tokenizer, self._model.generation_config)
