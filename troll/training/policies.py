@@ -1,7 +1,7 @@
 """The old and the new policy of a batch, in the form that trust regions compare."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,8 +36,6 @@ class OldPolicy:
         self._support_size, self._dropped_mass = args.keep, args.dropped_mass
         self._wide, self._accelerator = vocabulary > _WIDE, accelerator
         self._recorded: dict[str, Tensor] | None = None
-        # In bfloat16 on a CPU, weights are cast once for a rollout, not for each token.
-        self._casts_once = args.bf16 and args.use_cpu
 
     @contextmanager
     def recording(self, scored: bool) -> Iterator[dict[str, Tensor]]:
@@ -48,8 +46,7 @@ class OldPolicy:
         recorded: dict[str, Tensor] = {}
         self._recorded = recorded if scored else None
         try:
-            with self._accelerator.autocast() if self._casts_once else nullcontext():
-                yield recorded
+            yield recorded
         finally:
             self._recorded = None
 

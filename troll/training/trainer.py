@@ -237,7 +237,9 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
         corrected = self.use_vllm and self.vllm_importance_sampling_correction
         # TRL's condition (grpo_trainer.py) for scoring the old policy: otherwise it equals the new policy.
         scored = self.args.gradient_accumulation_steps % self._generate_every != 0 or corrected
-        with self.old_policy.recording(scored) as recorded:
+        # In bfloat16 on a CPU, weights are cast once for a rollout, not for each token.
+        casts = self.accelerator.autocast() if self.args.bf16 and self.args.use_cpu else nullcontext()
+        with self.old_policy.recording(scored) as recorded, casts:
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         output |= recorded
         if "pixel_values" in output:
