@@ -146,7 +146,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(troll, arguments, message, tmp
 def test_an_interrupt_is_a_line_and_the_end_of_watching(command, status, said, repository, tmp_path):
     program = (
         "import sys, troll.cli.app, troll.operations.plan, troll.operations.status\n"
-        "def interrupted(*_): raise KeyboardInterrupt\n"
+        "def interrupted(*_, **__): raise KeyboardInterrupt\n"
         "troll.operations.plan.plan = troll.operations.status.show = interrupted\n"
         "sys.stdout.isatty = lambda: True\n"
         "troll.cli.app.main()\n"

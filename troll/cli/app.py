@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from troll import __version__
-from troll.cli import job_evaluate, job_tables, job_train, people, release
+from troll.cli import job_evaluate, job_tables, job_train, people, release, results
 from troll.cli.former import Commands
 from troll.cli.options import Log
 from troll.common.errors import UserError
@@ -30,6 +30,7 @@ app = typer.Typer(
 )
 
 app.add_typer(people.app)
+app.add_typer(results.app)
 job = typer.Typer(no_args_is_help=True, help="Jobs of the workflow; each can be run by hand.")
 for module in (job_train, job_evaluate, job_tables):
     job.add_typer(module.app)

@@ -1,4 +1,4 @@
-"""The user commands: run, check, doctor, fetch, rehearse, status, compare, rank, grade."""
+"""The user commands before and during runs: run, check, doctor, fetch, rehearse, status."""
 
 import os
 import sys
@@ -14,12 +14,8 @@ from troll.cli.options import (
     DEFAULT_RESULTS,
     Cores,
     File,
-    Gpus,
     Only,
-    Out,
     ResultsRoot,
-    Task,
-    read_mapping,
     seed_list,
 )
 from troll.common.errors import UserError
@@ -261,158 +257,3 @@ def status(
         while True:
             live.update(Text("\n".join(lines()), no_wrap=True, overflow="ellipsis"), refresh=True)
             time.sleep(every)
-
-
-@app.command()
-def compare(
-    results: Annotated[Path, typer.Argument(help="directory of your results")],
-    reference: Annotated[
-        Path | None, typer.Option(help="directory of other results; default: those in results/released")
-    ] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="commit or tag of whose release the results are compared with")
-    ] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="list every run that differs; fail if any")] = False,
-) -> None:
-    """Check whether your runs replicate the released ones.
-
-    Says how many settings are within the prediction interval of the release, and how many runs equal it to
-    the last digit. Exits with status 1 if more settings are outside than chance explains.
-
-    Example: troll compare results/testbed
-    """
-    from troll.analysis.data.replication import describe_replication, predictions, replicates
-    from troll.analysis.data.reproduction import compare_runs, describe, read_released
-    from troll.analysis.data.tidy import read_tidy
-
-    ours = read_tidy(results)
-    theirs = read_tidy(reference) if reference else read_released(results, revision)
-    compared, predicted = compare_runs(ours, theirs), predictions(ours.runs, theirs.runs)
-    lines = describe_replication(predicted)
-    lines += describe(compared, *(tidy.runs["run_id"].nunique() for tidy in (ours, theirs)), every=exact)
-    for line in lines:
-        typer.echo(line)
-    equal = not compared.empty and not compared["different"].any()
-    if not (equal or (replicates(predicted) and not exact)):
-        raise typer.Exit(1)
-
-
-@app.command()
-def rank(
-    what: Annotated[
-        str, typer.Argument(metavar="RULE|PROTOCOL", help="my_rules.py:soft_wall, or a protocol.yaml")
-    ],
-    space: Annotated[
-        list[str] | None, typer.Option(help="values to try of a setting of RULE, name=1,2,3; may be repeated")
-    ] = None,
-    protocol: Annotated[
-        Path | None, typer.Option(help="protocol for RULE; default: workflow/config/ranking.yaml")
-    ] = None,
-    board: Annotated[Path | None, typer.Option(help="results/NAME with a board of the same protocol")] = None,
-    rule: Annotated[
-        list[str] | None, typer.Option(help="a rule of PROTOCOL; may be repeated; default: all")
-    ] = None,
-    repeat: Annotated[
-        bool, typer.Option("--repeat", help="also make the runs of PROTOCOL again that results/released has")
-    ] = False,
-    cores: Cores = 0,
-) -> None:
-    """Rank your own trust region, or run a whole protocol.
-
-    RULE gets what every rule of the protocol gets: the contract tests, the same number of trials (runs that
-    try settings), and fresh seeds with the best settings. PROTOCOL runs all trials of its rules and the fresh
-    seeds, and makes the board (the table of results).
-
-    You can interrupt it at any time: the same command resumes, and no run is repeated. Runs that
-    results/released has are taken from there, unless you add --repeat. The board is in
-    results/ranking-NAME for a rule, and in results/NAME for a protocol.
-
-    Example: troll rank my_rules.py:soft_wall --space coefficient=0.1,1,10
-    """
-    if Path(what).suffix in (".yaml", ".yml"):
-        if space or protocol or board:
-            raise UserError(f"rank: {what} is a protocol; --space, --protocol and --board go with a rule")
-        from troll.operations.leaderboard import run_protocol
-
-        lines = run_protocol(Path(what), rule or (), cores, repeat=repeat)
-    else:
-        if rule or repeat:
-            option = "--rule chooses rules" if rule else "--repeat makes the runs again"
-            raise UserError(f"rank: {option} of a protocol; give one: troll rank PROTOCOL.yaml")
-        from troll.operations.rank import PROTOCOL
-        from troll.operations.rank import rank as rank_rule
-
-        lines = rank_rule(what, space or (), protocol or PROTOCOL, board, cores)
-    for line in lines:
-        typer.echo(line)
-
-
-@app.command()
-def grade(
-    task: Task,
-    out: Out,
-    checkpoint: Annotated[Path | None, typer.Option(help="a saved model")] = None,
-    samples: Annotated[Path | None, typer.Option(help="existing samples to grade, as JSON lines")] = None,
-    problems: Annotated[
-        Path | None, typer.Option(help="problems as JSON lines; default: the public data set TASK")
-    ] = None,
-    split: Annotated[str | None, typer.Option(help="split of the public data set; default: test")] = None,
-    only_present: Annotated[
-        bool, typer.Option("--only-present", help="grade only the problems that have a sample")
-    ] = False,
-    per_problem: Annotated[int, typer.Option(help="samples for each problem", min=1)] = 8,
-    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 1.0,
-    max_tokens: Annotated[int, typer.Option(help="maximum length of a response")] = 64,
-    batch_size: Annotated[int, typer.Option(help="responses per batch")] = 256,
-    seed: Annotated[int, typer.Option(help="random seed")] = 0,
-    chat: Annotated[str, typer.Option(help="chat template: on, off, or auto (if there is one)")] = "auto",
-    thinking: Annotated[
-        bool, typer.Option("--thinking", help="enable the thinking mode of models that have one (Qwen3)")
-    ] = False,
-    cut_prompts: Annotated[
-        bool, typer.Option("--cut-prompts", help="truncate the start of prompts that are too long")
-    ] = False,
-    engine: Annotated[str, typer.Option(help="transformers or vllm")] = "transformers",
-    engine_options: Annotated[
-        Path | None, typer.Option(help="JSON or YAML file with arguments of vllm.LLM")
-    ] = None,
-    gpus: Gpus = 0,
-) -> None:
-    r"""Sample a checkpoint's responses to a task, and grade them.
-
-    Writes grades to OUT and the samples next to it; with --samples FILE it only grades those. Answers to
-    public data sets are also scored by lm-eval or evalplus, with differences in disagreements.jsonl.
-
-    Example: troll grade --task chains --out grades.json \
-    --checkpoint results/testbed/base/tiny/chains/checkpoint \
-    --problems results/testbed/data/chains/test.jsonl
-    """
-    if (checkpoint is None) == (samples is None):
-        raise UserError("grade: name a model, --checkpoint DIRECTORY, or existing samples, --samples FILE")
-    from troll.evaluation.graded_input import problems_of
-    from troll.evaluation.grading import beside
-    from troll.evaluation.grading import grade as judge
-
-    if checkpoint is not None:
-        from troll.common.gpus import require_gpus
-        from troll.evaluation.sampling import sample
-
-        require_gpus(gpus, "--gpus")
-        samples = beside(out, "samples.jsonl")
-        sample(
-            checkpoint,
-            problems_of(task, problems, split),
-            samples_per_problem=per_problem,
-            temperature=temperature,
-            max_new_tokens=max_tokens,
-            batch_size=batch_size,
-            seed=seed,
-            chat=chat,
-            thinking=thinking,
-            cut_prompts=cut_prompts,
-            engine=engine,
-            engine_options=read_mapping(engine_options) if engine_options else None,
-            out=samples,
-        )
-    if samples is not None:
-        judge(task, samples, problems, out, only_present=only_present, split=split)
