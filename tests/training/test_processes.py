@@ -121,7 +121,8 @@ def test_a_launched_run_is_warned_saves_and_goes_on(two, run_data, tiny_base, tm
         refused = subprocess.run(command, stderr=subprocess.PIPE, text=True)
         assert (
             refused.returncode == 1
-            and "training.gpus is 2, but the number of visible GPUs is 0" in refused.stderr
+            # A build of torch for CPUs is named, as no number of GPUs would help it.
+            and "training.gpus is 2, but " in refused.stderr
         )
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TROLL_ALLOW_CPU": "1"}
     settings = {"env": environment, "stderr": subprocess.PIPE, "text": True}
