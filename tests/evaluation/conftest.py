@@ -12,6 +12,7 @@ END = "<|end|>"
 class Prompt:
     task_id: str
     prompt: str
+    system: str = ""
 
 
 @pytest.fixture(scope="session")

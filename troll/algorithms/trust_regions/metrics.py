@@ -25,6 +25,7 @@ RESERVED_METRICS = (
         "kl_coefficient",
         "policy_loss",
         "aux_loss",
+        "cispo_clip_ratio",
     ),
     *("pretraining_loss", "entropy_coef", "update_skipped", "generated_samples", "overlong_penalty"),
     *("dynamic_sampling_batches", "greedy_success", "loss", "grad_norm", "learning_rate", "epoch", "reward"),
