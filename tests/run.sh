@@ -27,8 +27,8 @@ case ${1:-all} in
     all) chosen=(tests) ;;
 esac
 
-# Beside the tests: the linters, of which one takes a minute of one core, and the tests on SLURM, where they are asked for,
-# which mostly wait. What they say is shown at the end.
+# Beside the tests: the linters, of which one takes a minute of one core, and the tests on SLURM, where they are asked for
+# (TROLL_TEST_SLURM=1, or all), which mostly wait. What they say is shown at the end.
 slurm=(tests/workflow/test_slurm.py tests/workflow/test_slurm_outage.py)
 said=$(mktemp -d) linting="" waiting="" status=0
 end() { [ -z "$2" ] || kill -INT -- "$1$2" 2>/dev/null || true; }
