@@ -187,7 +187,7 @@ def _step(directory: Path) -> Iterator[str]:
     if (directory / "gpu_check.json").exists() and (value := step_ratio(directory)) is not None:
         yield _row(
             "Time of an optimiser step (random weights of 0.6B parameters, 10 % of the tokens projected, "
-            "[one GPU](results/released/gpu/README.md); single steps of either rule differ by a fifth)",
+            "[one GPU](results/released/gpu/README.md))",
             "",
             f"{significant(value)} times clip's",
             f"**{'slower' if value > 1 else 'faster'}** by {100 * abs(value - 1):.1f} %",
