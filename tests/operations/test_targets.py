@@ -10,7 +10,7 @@ import yaml
 from troll.common.errors import UserError
 from troll.experiment.experiment import resolve, run_seeds
 from troll.experiment.files import parse_experiment
-from troll.experiment.run_config import SamplingConfig, SuitesConfig
+from troll.experiment.run_config import RunConfig, SamplingConfig, SuitesConfig
 from troll.operations import targets as module
 from troll.operations.doctor import VLLM_ENVIRONMENT
 from troll.operations.parameters import Parameters, Requests
@@ -18,6 +18,7 @@ from troll.operations.parts import Part, parts_of
 from troll.operations.places import one_of, places_of, task_of, verbatim
 from troll.operations.public_data import PublicWork, skipped_parts
 from troll.operations.targets import Targets
+from troll.training.run import trainer_config
 
 RUN = {
     "model": "tiny",
@@ -184,6 +185,31 @@ def test_a_job_is_repeated_when_what_defines_its_result_changes_and_not_else(tar
     rate = {"stale": {"learning_rate": 2.0e-3, "mini_batches": 2, "num_iterations": 2}}
     changed = parameters(conditions=rate)
     assert changed[0] != usual[0] and changed[1:] == usual[1:]
+
+
+def test_thinking_reaches_training_validation_suites_and_evaluation(targets):
+    tasks = {"chains": {"train": 32, "validation": 8, "test": 8, "evaluate_on": {"gsm8k": {"test": 4}}}}
+
+    def written(**keys):
+        parameters = Parameters(targets(tasks=tasks, **keys))
+        places = (parameters.sampling(PLACE), parameters.sampling(BASE), parameters.suites(PLACE))
+        found = (parameters.run(RUN), parameters.base_model({"model": "tiny", "task": "chains"}), *places)
+        return [said(path) for path in found]
+
+    modes = ("template", "on", True, "off", False)
+    found = {str(mode): [item.get("thinking") for item in written(thinking=mode)] for mode in modes}
+    assert found["template"] == ["template"] * 5
+    assert found["on"] == found["True"] == ["on"] * 5, "YAML reads a bare `on` as true"
+    # Left out where it is off, so that no run of an earlier configuration is made again.
+    assert found["off"] == found["False"] == [None] * 5
+    run, _, sampling, _, suites = written(thinking="template")
+    assert SamplingConfig.model_validate(sampling).thinking == "template"
+    assert SuitesConfig.model_validate(suites).thinking == "template"
+    assert trainer_config(RunConfig.model_validate(run), Path("out")).chat_template_kwargs == {}
+    run = RunConfig.model_validate(written()[0])
+    assert trainer_config(run, Path("out")).chat_template_kwargs == {"enable_thinking": False}
+    keys = [targets(tasks=tasks, thinking=mode).keys for mode in ("off", "template")]
+    assert all(keys[0][place] != keys[1][place] for place in keys[0])
 
 
 def test_parameters_are_those_of_the_place(targets):

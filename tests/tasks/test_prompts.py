@@ -41,10 +41,22 @@ def test_a_template_makes_a_chat_unless_told_otherwise(chatty):
     end = chatty.eos_token
     assert shown(chatty, "What is 2+2?") == f"<user>What is 2+2?{end}<assistant><think></think>"
     assert shown(chatty, "What is 2+2?", "on") == shown(chatty, "What is 2+2?")
-    assert shown(chatty, "What is 2+2?", thinking=True) == f"<user>What is 2+2?{end}<assistant>"
     assert shown(chatty, "What is 2+2?", "off") == "What is 2+2?"
     # What the template writes are single tokens, not their spelling.
     assert encode(chatty, ["a"])[0].count(chatty.eos_token_id) == 1
+
+
+def test_thinking_has_three_states(chatty):
+    asked = f"<user>What is 2+2?{chatty.eos_token}<assistant>"
+    assert shown(chatty, "What is 2+2?", thinking="off") == f"{asked}<think></think>"
+    # The template alone decides if nothing is passed: this one lets the model think, the next one does not.
+    assert shown(chatty, "What is 2+2?", thinking="template") == asked
+    assert shown(chatty, "What is 2+2?", thinking="on") == asked
+    chatty.chat_template = TEMPLATE.replace("enable_thinking is defined and not ", "not ")
+    assert shown(chatty, "What is 2+2?", thinking="template") == f"{asked}<think></think>"
+    assert shown(chatty, "What is 2+2?", thinking="on") == asked
+    with pytest.raises(UserError, match="thinking is 'yes'; valid: off, on, template"):
+        encode(chatty, ["a"], thinking="yes")
 
 
 def test_a_system_turn_comes_first_in_a_chat_and_in_raw_text(tokenizer):

@@ -74,5 +74,8 @@ def test_a_template_may_begin_a_thought(tiny_base):
         "{{ messages[0].content }}{% if not enable_thinking %}<think></think>{% endif %}"
     )
     assert not begins_thought(tokenizer)
+    tokenizer.chat_template = "{{ messages[0].content }}{% if enable_thinking %}<think>{% endif %}"
+    thoughts = [begins_thought(tokenizer, thinking=mode) for mode in ("off", "on", "template")]
+    assert thoughts == [False, True, False]
     tokenizer.chat_template = "{{ messages[0].content }}<think>\n"
     assert begins_thought(tokenizer) and not begins_thought(tokenizer, "off")

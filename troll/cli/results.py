@@ -115,8 +115,9 @@ def grade(
     seed: Annotated[int, typer.Option(help="random seed")] = 0,
     chat: Annotated[str, typer.Option(help="chat template: on, off, or auto (if there is one)")] = "auto",
     thinking: Annotated[
-        bool, typer.Option("--thinking", help="enable the thinking mode of models that have one (Qwen3)")
-    ] = False,
+        str,
+        typer.Option(help="of models that can (Qwen3): on, off, or template (as the chat template has it)"),
+    ] = "off",
     cut_prompts: Annotated[
         bool, typer.Option("--cut-prompts", help="truncate the start of prompts that are too long")
     ] = False,

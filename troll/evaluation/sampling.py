@@ -57,7 +57,7 @@ def sample(
     batch_size: int = 256,
     seed: int = 0,
     chat: str = "auto",
-    thinking: bool = False,
+    thinking: str = "off",
     cut_prompts: bool = False,
     engine: str = "transformers",
     engine_options: Mapping[str, Any] | None = None,
@@ -87,7 +87,7 @@ def sample(
         batch_size: responses decoded at a time.
         seed: seed of the random streams.
         chat: ``on``, ``off`` or ``auto``, see `troll.tasks.prompts.wants_chat`.
-        thinking: see `troll.tasks.prompts.encode`.
+        thinking: ``off``, ``on`` or ``template``, see `troll.tasks.prompts.template_arguments`.
         cut_prompts: cut the start of prompts that are too long, as lm-eval does, instead of raising an error.
         engine: ``transformers`` or ``vllm``; they draw different random numbers, so their texts differ.
         engine_options: arguments of ``vllm.LLM``.
@@ -153,9 +153,11 @@ def sample(
     shutil.rmtree(parts, ignore_errors=True)
 
 
-def digests_of_prompts(checkpoint: Path, problems: Sequence[Problem]) -> dict[str, str]:
-    """Returns the digest of each problem's prompt by task_id, as `sample` records it by default."""
-    encoded = encode(saved_tokenizer(checkpoint), problems)
+def digests_of_prompts(
+    checkpoint: Path, problems: Sequence[Problem], *, thinking: str = "off"
+) -> dict[str, str]:
+    """Returns the digest of each problem's prompt by task_id, as `sample` records it."""
+    encoded = encode(saved_tokenizer(checkpoint), problems, thinking=thinking)
     return {
         problem.task_id: _Prompt(tuple(ids), cut=False, in_thought=False).digest
         for problem, ids in zip(problems, encoded, strict=True)

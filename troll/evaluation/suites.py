@@ -36,7 +36,8 @@ def sample_suites(
         loaded = get_task(name).load(problems)
         if path.exists() and record.exists() and read_json(record) == made_of:
             recorded = prompt_digests(path, read_samples(path))
-            if not recorded or recorded == digests_of_prompts(checkpoint, loaded):
+            thinking = options.get("thinking", "off")
+            if not recorded or recorded == digests_of_prompts(checkpoint, loaded, thinking=thinking):
                 continue
             say(f"{path}: its prompts have other token ids now; samples it anew")
         sample(

@@ -38,6 +38,7 @@ from troll.experiment.settings import (
     PublicData,
     Rule,
     TaskSettings,
+    ThinkingOfRun,
     Training,
 )
 from troll.experiment.sizes import train_problems
@@ -115,6 +116,7 @@ class Experiment(StrictModel):
     evaluation: Evaluation = Field(
         Evaluation(), description="how final checkpoints and base models are evaluated"
     )
+    thinking: ThinkingOfRun = "off"
     matrix: list[Block] = Field([Block()], description="blocks of runs; by default every combination")
     public_data: PublicData | None = Field(None, description="audit and benchmarks on public data sets")
     cost: CostBenchmark | None = Field(None, description="measure the cost of an update on this machine")
@@ -218,6 +220,10 @@ class Experiment(StrictModel):
         problems = train_problems(run.task, self.tasks[run.task])
         return Training.model_validate(settings).within_epochs(problems)
 
+    def how_evaluated(self) -> dict[str, Any]:
+        """Returns how models are sampled for evaluation, with ``thinking`` unless it is off."""
+        return self.evaluation.model_dump() | self.model_dump(include={"thinking"})
+
     def overrides_of(self, run: Run) -> dict[str, Mapping[str, Any]]:
         """Returns the overrides of a run's training settings, in order, by their key path in the file."""
         return {
@@ -266,6 +272,7 @@ def resolve(experiment: Experiment, run: Run) -> RunConfig:
         condition=ConditionOfRun(name=run.condition),
         training=experiment.training_of(run),
         validate_on=experiment.tasks[run.task].validate_on,
+        thinking=experiment.thinking,
         seeds=run_seeds(run),
         rehearsal=experiment.rehearsal,
     )
@@ -303,6 +310,7 @@ def resolve_base(experiment: Experiment, model: str, task: str) -> BaseConfig:
         run_id=f"{model}/{task}/{BASE}",
         model=resolve_model(experiment, model, task),
         task=_resolve_task(experiment, task),
+        thinking=experiment.thinking,
         seeds=SeedsOfBase(
             model=_seed(stream="base", model=model, task=task), data=experiment.models[model].base_seed or 0
         ),

@@ -42,7 +42,7 @@ def planned_keys(
     """Returns the keys of runs by run_id, and of their base models by ``base/<model>/<task>``."""
     every = list(runs)
     tokens = largest_values(experiment, every, "max_response_tokens")
-    shared = experiment.evaluation.model_dump()
+    shared = experiment.how_evaluated()
 
     @cache
     def evaluation(task: str, max_tokens: int) -> dict[str, Any]:

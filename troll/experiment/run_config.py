@@ -7,7 +7,8 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from troll.algorithms.ranges import Count, Whole
 from troll.common.settings import StrictModel
 from troll.experiment.model_settings import Adapter, FromScratch, HubModel, SupervisedSteps, WheelModel
-from troll.experiment.settings import Evaluation, Size, Suite, Training
+from troll.experiment.settings import Evaluation, Size, Suite, ThinkingOfRun, Training
+from troll.tasks.prompts import Thinking
 
 
 class ScratchModelOfRun(FromScratch):
@@ -137,6 +138,7 @@ class RunConfig(StrictModel):
     validate_on: dict[str, Size] = Field(
         {}, description="data sets to validate on, by name", exclude_if=lambda value: not value
     )
+    thinking: ThinkingOfRun = "off"
     seeds: SeedsOfRun
     rehearsal: Rehearsal = False
 
@@ -148,6 +150,7 @@ class BaseConfig(StrictModel):
     run_id: str
     model: ModelOfRun
     task: TaskOfRun
+    thinking: ThinkingOfRun = "off"
     seeds: SeedsOfBase
     rehearsal: Rehearsal = False
 
@@ -190,7 +193,7 @@ class SamplingConfig(Evaluation):
     max_tokens: Count = Field(64, description="longest response in tokens")
     seed: DerivedSeed = Field(0, description="seed of the random streams")
     chat: Literal["auto", "on", "off"] = Field("auto", description="use the chat template; auto: if any")
-    thinking: bool = Field(False, description="let a model with a thinking mode (Qwen3) think first")
+    thinking: Thinking = Field("off", description="whether models with a thinking mode think")
     cut_prompts: bool = Field(False, description="cut the start of prompts that are too long")
 
 
@@ -203,3 +206,4 @@ class SuitesConfig(StrictModel):
     seed: DerivedSeed = Field(0, description="seed of the random streams")
     engine: Literal["transformers", "vllm"] = Field("transformers", description="engine that samples")
     engine_options: dict[str, Any] = Field({}, description="arguments of `vllm.LLM`")
+    thinking: ThinkingOfRun = "off"

@@ -1,14 +1,25 @@
 """The settings of an experiment file, with defaults, units and sources."""
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from troll.algorithms.ranges import Count, NotNegative, Positive, Whole
 from troll.common.settings import StrictModel
+from troll.tasks.prompts import Thinking
 
 Size = Count | Literal["all"]
 """Number of problems of a split."""
+
+ThinkingOfRun = Annotated[
+    Thinking,
+    Field(
+        description="whether models with a thinking mode (Qwen3) think, in rollouts, validation and "
+        "evaluation alike; `template` leaves it to the chat template (paper)",
+        exclude_if=lambda value: value == "off",
+    ),
+]
+"""Left out at its default, so that digests of older configurations stay the same."""
 
 ENGINE_RESPONSES = 4096
 """Most responses that a vLLM engine samples at once: TRL 1.16 starts it with ``max_num_batched_tokens=4096``,

@@ -100,7 +100,7 @@ class Parameters:
         place, experiment = wildcards["checkpoint_dir"], self.targets.experiment
         kind, name = place.split("/", 1)
         return {
-            **experiment.evaluation.model_dump(),
+            **experiment.how_evaluated(),
             "max_tokens": self.targets.max_tokens_by_place[place],
             # The same for all methods, which makes paired comparisons possible.
             "seed": run_seeds(experiment.run(name)).evaluation if kind == "runs" else 0,

@@ -2,15 +2,25 @@
 
 import ast
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from jinja2 import TemplateError
+from pydantic import BeforeValidator
 
 from troll.common.digests import digest_of_json
 from troll.common.errors import UserError
 from troll.tasks.types import Problem
 
 Chat = Literal["auto", "on", "off"]
+ThinkingMode = Literal["off", "on", "template"]
+
+
+def _word(value: Any) -> Any:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+Thinking = Annotated[ThinkingMode, BeforeValidator(_word)]
+"""A `ThinkingMode` as a setting; YAML reads a bare ``on`` or ``off`` as a truth value."""
 
 _PROGRAM = (
     "Complete this Python program. Answer with the whole program in one fenced block.\n\n```python\n{}\n```"
@@ -33,25 +43,32 @@ def wants_chat(tokenizer: Any, chat: str) -> bool:
     return chat != "off" and has_template
 
 
+def template_arguments(thinking: str) -> dict[str, bool]:
+    """Returns the arguments of chat templates for a `ThinkingMode`.
+
+    ``on`` and ``off`` are for templates that know ``enable_thinking`` (Qwen3). ``template`` passes none, as
+    the paper's released configuration does: Qwen3's template then lets the model think. A thought is often
+    longer than the 4,096 tokens that the paper allows a response.
+    """
+    if thinking not in get_args(ThinkingMode):
+        raise UserError(f"sampling: thinking is {thinking!r}; valid: {', '.join(get_args(ThinkingMode))}")
+    return {} if thinking == "template" else {"enable_thinking": thinking == "on"}
+
+
 def encode(
-    tokenizer: Any, prompts: Sequence[str | Problem], chat: str = "auto", *, thinking: bool = False
+    tokenizer: Any, prompts: Sequence[str | Problem], chat: str = "auto", *, thinking: str = "off"
 ) -> list[list[int]]:
     """Returns the token ids of each prompt, raw or as a chat (see `wants_chat` and `as_chat`).
 
-    Raw, a system turn is the first paragraph of the prompt.
-
-    ``thinking`` is for templates that know ``enable_thinking`` (Qwen3). It is off by default, although it is
-    on in Qwen3's template: a thought is often longer than the 4,096 tokens that the paper allows a response,
-    so the answer would be cut off, and models without such a mode could not be compared.
+    Raw, a system turn is the first paragraph of the prompt. For ``thinking`` see `template_arguments`.
     """
+    arguments = template_arguments(thinking)
     if not wants_chat(tokenizer, chat):
         return [list(ids) for ids in tokenizer([as_text(prompt) for prompt in prompts]).input_ids]
     chats = [as_chat(prompt) for prompt in prompts]
     try:
         texts = [
-            tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
-            )
+            tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **arguments)
             for turns in chats
         ]
     except TemplateError as error:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from troll.tasks.prompts import as_chat, wants_chat
+from troll.tasks.prompts import as_chat, template_arguments, wants_chat
 
 # End markers as the tokenizers of public models spell them; evalplus' decoders cut at two of them, too. In
 # gpt-oss' format, an end marker before another message of the assistant ends a thought, not the response.
@@ -96,12 +96,15 @@ def judged_text(text: str, prompt: str = "", *, in_thought: bool = False) -> str
     return without_thoughts(text if found is None else text[: found.start()], in_thought=in_thought)
 
 
-def begins_thought(tokenizer: Any, chat: str = "auto", *, thinking: bool = False) -> bool:
-    """Tells whether the chat template ends a prompt within a thought, as DeepSeek-R1's does."""
+def begins_thought(tokenizer: Any, chat: str = "auto", *, thinking: str = "off") -> bool:
+    """Tells whether the chat template ends a prompt within a thought, as DeepSeek-R1's does.
+
+    For ``thinking`` see `troll.tasks.prompts.template_arguments`.
+    """
     if not wants_chat(tokenizer, chat):
         return False
     shown = tokenizer.apply_chat_template(
-        as_chat("?"), tokenize=False, add_generation_prompt=True, enable_thinking=thinking
+        as_chat("?"), tokenize=False, add_generation_prompt=True, **template_arguments(thinking)
     )
     marks = _MARK.findall(shown)
     return bool(marks) and marks[-1] not in _CLOSE

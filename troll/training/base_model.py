@@ -260,6 +260,7 @@ def pretrained_base_model(config: BaseConfig, out: Path) -> None:
             "supervised": supervised.model_dump(),
             "demonstrations": digest_of_json([[item.prompt, item.completion] for item in shown]),
             "seed": config.seeds.model,
+            **config.model_dump(include={"thinking"}),
             **_circumstances(),
         }
         source = origin(config, model) | precision_of(model.files)
@@ -272,7 +273,7 @@ def pretrained_base_model(config: BaseConfig, out: Path) -> None:
                 start, key = Path(directory), digest_of_json(identity)
                 link(model, start, template)
                 tokenizer, network = load_policy_tokenizer(start), load_model(start, dtype=torch.float32)
-                rows = rows_of(tokenizer, shown, network.generation_config)
+                rows = rows_of(tokenizer, shown, network.generation_config, config.thinking)
                 return _teach(config, network, tokenizer, rows, supervised, out, {}, source, key)
 
         _take_or_make(config, name, identity, out, make, {}, source)

@@ -11,9 +11,6 @@ from troll.common.tokenizers import fix_date, with_fixed_date
 from troll.tasks.prompts import as_chat, as_text, digest_of_ids, encode, end_ids, wants_chat
 from troll.tasks.types import Problem, Task
 
-THINKING = {"enable_thinking": False}
-"""Arguments that TRL passes to chat templates; training and evaluation thus render the same prompts."""
-
 
 def load_policy_tokenizer(path: Path) -> Any:
     """Loads the tokenizer of a saved model; pads on the left, with the end of text if it has no pad token."""
@@ -75,13 +72,13 @@ def prepare_rollouts(trainer: Any, model: Any) -> None:
 def prompt_of(tokenizer: Any, problem: Problem) -> str | list[dict[str, str]]:
     """A problem's prompt in TRL's format: a chat if the tokenizer has a chat template, else the text.
 
-    Chats are rendered as in evaluation, without thinking; see `THINKING` and `troll.tasks.prompts.encode`.
+    TRL renders chats as evaluation does; see `troll.tasks.prompts.template_arguments`.
     """
     return as_chat(problem) if wants_chat(tokenizer, "auto") else as_text(problem)
 
 
 def read_problems(
-    files: Mapping[str, tuple[Task, Path]], tokenizer: Any, limit: int | None
+    files: Mapping[str, tuple[Task, Path]], tokenizer: Any, limit: int | None, thinking: str = "off"
 ) -> tuple[dict[str, list[Problem]], dict[str, int], str]:
     """The problems of each file whose prompts have at most ``limit`` tokens, chat template included.
 
@@ -91,7 +88,7 @@ def read_problems(
     kept, overlong, read = {}, {}, []
     for name, (task, path) in files.items():
         problems = task.load(path)
-        ids = encode(tokenizer, problems)
+        ids = encode(tokenizer, problems, thinking=thinking)
         read += ids
         kept[name] = [
             item for item, one in zip(problems, ids, strict=True) if limit is None or len(one) <= limit

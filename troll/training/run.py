@@ -20,6 +20,7 @@ from troll.common.progress import say
 from troll.common.seeding import derive_seed
 from troll.experiment.run_config import RunConfig
 from troll.experiment.settings import Vllm
+from troll.tasks.prompts import template_arguments
 from troll.tasks.registry import get_task
 from troll.tasks.responses import begins_thought, judged_text, response_texts
 from troll.tasks.types import Problem, Task
@@ -32,7 +33,6 @@ from troll.training.manifest import manifest_of
 from troll.training.method import BLOCKS
 from troll.training.outputs import save_model, whole_state
 from troll.training.prompts import (
-    THINKING,
     load_policy_tokenizer,
     prompt_of,
     read_problems,
@@ -105,7 +105,7 @@ def trainer_config(config: RunConfig, out: Path, *, bfloat16: bool = False) -> T
         bf16=training.mixed_precision and (bfloat16 or torch.cuda.is_available()),
         use_cpu=not torch.cuda.is_available(),
         dataloader_pin_memory=False,
-        chat_template_kwargs=THINKING,
+        chat_template_kwargs=template_arguments(config.thinking),
         report_to="none",
         disable_tqdm=True,
         **vllm_options(training.vllm, training.longest_sequence),
@@ -153,6 +153,7 @@ def reward_function(
     *,
     partial: bool = False,
     rehearsal: bool = False,
+    thinking: str = "off",
 ) -> Any:
     """The task's verifier as a reward function of TRL; ``problems`` are keyed by ``task_id``.
 
@@ -162,7 +163,7 @@ def reward_function(
     verifier is called, but `coin` determines the reward: random models never succeed, so every gradient would
     be zero otherwise.
     """
-    in_thought = begins_thought(tokenizer)
+    in_thought = begins_thought(tokenizer, thinking=thinking)
 
     def success(
         completion_ids: Sequence[Sequence[int]], task_id: Sequence[str], log_metric: Any = None, **_: Any
@@ -196,7 +197,8 @@ def _pretraining_rows(config: RunConfig, tokenizer: Any) -> Any:
     if config.training.pretraining is None:
         return None
     task = get_task(config.task.name)
-    return rows_of(tokenizer, task.demonstrate(PRETRAINING_ROWS, 0, config.task.settings))
+    shown = task.demonstrate(PRETRAINING_ROWS, 0, config.task.settings)
+    return rows_of(tokenizer, shown, thinking=config.thinking)
 
 
 def _files(config: RunConfig, task: Task, data: Path, suites: Path | None) -> dict[str, tuple[Task, Path]]:
@@ -212,7 +214,7 @@ def _files(config: RunConfig, task: Task, data: Path, suites: Path | None) -> di
 
 def _held_out(config: RunConfig, suite: Task, problems: Sequence[Problem], tokenizer: Any) -> HeldOutSet:
     by_name = {item.task_id: item for item in problems}
-    reward = reward_function(suite, by_name, tokenizer, rehearsal=config.rehearsal)
+    reward = reward_function(suite, by_name, tokenizer, rehearsal=config.rehearsal, thinking=config.thinking)
     partial = any(SCORED in item.record for item in problems)
     return HeldOutSet(_rows(problems, tokenizer), reward, partial)
 
@@ -247,7 +249,7 @@ def train_run(
     check_checkpoint(base)
     tokenizer = load_policy_tokenizer(base)
     files = _files(config, task, data, suites)
-    problems, overlong, prompts = read_problems(files, tokenizer, training.max_prompt_tokens)
+    problems, overlong, prompts = read_problems(files, tokenizer, training.max_prompt_tokens, config.thinking)
     train, validation = problems["train"], problems.get("validation", [])
     if len(train) < training.prompts_per_batch:
         raise UserError(
@@ -265,6 +267,7 @@ def train_run(
             tokenizer,
             partial=partial,
             rehearsal=config.rehearsal,
+            thinking=config.thinking,
         ),
         args=trainer_config(limited, trainer_directory, bfloat16=in_bfloat16(precision)),
         train_dataset=Dataset.from_list(_rows(train, tokenizer)),

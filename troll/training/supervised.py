@@ -94,14 +94,17 @@ class SkipNonFiniteGradients(TrainerCallback):
 
 
 def rows_of(
-    tokenizer: Any, demonstrations: Sequence[Demonstration], generation_config: Any = None
+    tokenizer: Any,
+    demonstrations: Sequence[Demonstration],
+    generation_config: Any = None,
+    thinking: str = "off",
 ) -> list[Row]:
     """Token ids with labels on completion and end only; prompt and completion split as in sampling.
 
     With a chat template, prompts are chats as in rollouts and evaluation; the model's ``generation_config``
-    may name the end of a turn.
+    may name the end of a turn. For ``thinking`` see `troll.tasks.prompts.template_arguments`.
     """
-    prompts = encode(tokenizer, [item.prompt for item in demonstrations])
+    prompts = encode(tokenizer, [item.prompt for item in demonstrations], thinking=thinking)
     completions = tokenizer([item.completion for item in demonstrations], add_special_tokens=False).input_ids
     end = end_of_response(tokenizer, generation_config)
     rows = []

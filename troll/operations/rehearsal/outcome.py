@@ -246,7 +246,7 @@ def _train(item: Done, directory: Path, environment: Mapping[str, str]) -> "subp
     base = item.root / BASE / item.run.model / item.run.task / "checkpoint"
     command = [sys.executable, "-m", "troll.cli", "--log", str(directory / "train.log"), "job", "train"]
     command += [str(directory / "run.yaml"), "--base", str(base)]
-    command += ["--data", str(item.root / "data" / item.run.task)]
+    command += ["--data", str(item.root / "data" / item.run.task), "--suites", str(item.root / "suites")]
     quiet = subprocess.DEVNULL
     return subprocess.Popen(command, env=dict(environment), stdout=quiet, stderr=quiet, process_group=0)
 

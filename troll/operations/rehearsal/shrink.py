@@ -172,6 +172,7 @@ def shrink(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
             "temperature": experiment.evaluation.temperature,
             "batch_size": experiment.evaluation.batch_size,
         },
+        "thinking": experiment.thinking,
         "matrix": _blocks(experiment, runs),
         "cost": _cost(experiment.cost),
         "approximation": experiment.approximation,
