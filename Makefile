@@ -13,8 +13,6 @@ EXPERIMENT ?= workflow/config/testbed.yaml
 RULE ?=
 # Seeds instead of the experiment file's: `make results SEEDS=0,1,2,3,4` adds the missing runs.
 SEEDS ?=
-# Minutes after which no further seeds are started: `make results MINUTES=60`; default: the experiment file's.
-MINUTES ?=
 # Anything: also make the runs again that results/released has: `make results REPEAT=1`.
 REPEAT ?=
 # torch's build, cpu or cuda, whatever this machine has: `TORCH=cuda make env`. A choice is also made in an existing environment.
@@ -47,7 +45,7 @@ $(VLLM_READY): pyproject.toml envs/constraints-vllm.txt envs/requirements-vllm.t
 	@touch $@
 
 results: env ## run the default experiment: models, training, evaluation, tables, figures, page
-	@"$(BIN)/troll" run "$(EXPERIMENT)" --cores "$(CORES)" $(if $(MINUTES),--minutes "$(MINUTES)") $(if $(SEEDS),--seeds "$(SEEDS)") $(if $(REPEAT),--repeat)
+	@"$(BIN)/troll" run "$(EXPERIMENT)" --cores "$(CORES)" $(if $(SEEDS),--seeds "$(SEEDS)") $(if $(REPEAT),--repeat)
 
 rehearsal: env ## run a small copy of paper.yaml on random models, and report what would fail; about half an hour
 	@"$(BIN)/troll" rehearse "$(REHEARSED)" --cores "$(CORES)"
@@ -116,5 +114,5 @@ publish: ## publish what `make dist TAG=v1.2.3` built as a release on GitHub; ne
 
 clean: ## remove environments, builds, runs, base models, logs and pages; tables, figures and verdicts stay
 	rm -rf "$(VENV)" .venv-vllm build dist .snakemake resources/base-models results/rehearsal-* results/reduced \
-		results/*/{runs,base,data,logs,benchmarks,experiments,page.html,report.html,runs.csv.gz,looks.json} \
+		results/*/{runs,base,data,logs,benchmarks,experiments,page.html,report.html,runs.csv.gz} \
 		results/*/public/*/

@@ -186,7 +186,6 @@ def test_clean_removes_what_it_says_and_nothing_else(checkout):
                 "testbed/logs/collect.log",
                 "mine/page.html",
                 "mine/report.html",
-                "mine/looks.json",
                 "leaderboard/experiments/leaderboard-trials.yaml",
                 "mine/public/math500/oracle/samples.jsonl",
                 "reduced/claims.md",

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from troll.analysis.claims.across import Across, slope, usable_decades
-from troll.analysis.claims.further import paths_of
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict, judge, read_claims
 from troll.analysis.claims.wording import measure, why
 from troll.analysis.data.runs import read_directories
@@ -65,11 +64,6 @@ def test_a_slope_is_that_of_the_difference_for_each_doubling(known: Tidy) -> Non
     assert measure(judged.claim) == (
         "pass@1 across staleness, points per doubling, troll minus clip; claimed: higher"
     )
-    assert paths_of(setting) == [
-        f"tiny/chains/{method}/grpo/{condition}"
-        for condition in ("gentle", "stale")
-        for method in ("troll", "clip")
-    ]
 
 
 def test_usable_decades_share_a_threshold_measured_from_the_base_model(
@@ -158,7 +152,7 @@ def test_a_line_that_lacks_a_point_is_not_judged_on_the_others(
     entry = synthetic.CLAIM | {"across": {"setting": "learning_rate", "statistic": "slope"}}
     whole = [pd.concat(pair, ignore_index=True) for pair in zip((rates, known.items), more, strict=True)]
     (full,) = judge([Claim.model_validate(entry)], *whole)
-    assert full.decision.settings[0].conditions == ("gentle", "stale", "third")
+    assert "gentle to third" in full.decision.settings[0].name
     part = [frame[(frame["condition"] != "third") | (frame["trust_region"] != missing)] for frame in whole]
     (one,) = judge([Claim.model_validate(entry)], *part)
     assert one.verdict == "not run" and why(one).startswith("no ")

@@ -214,7 +214,6 @@ def test_tables_that_were_made_without_a_plan_need_none(copy: Path) -> None:
         ("skipped", None, " is None, must be text by name"),
         ("mixed", {}, r" is \{\}, must be a list of text"),
         ("rehearsal", "maybe", " is 'maybe', must be true or false"),
-        ("looks", [3], r": expected first and most \(found \[3\]\)"),
         ("claims", "x", " is 'x', must be a list of text"),
     ],
 )
@@ -258,9 +257,7 @@ def test_tables_by_hand_are_refused(copy: Path) -> None:
 
 def test_empty_directories_and_broken_plans_are_named(copy: Path, tmp_path: Path) -> None:
     (copy / "plan.json").write_text('{"plan": 1}')
-    with pytest.raises(
-        UserError, match=r"plan\.json: plan: unknown key 'plan'; valid: expected, skipped, looks"
-    ):
+    with pytest.raises(UserError, match=r"plan\.json: plan: unknown key 'plan'; valid: expected, skipped, "):
         check_results(copy)
     (copy / "plan.json").unlink()
     shutil.rmtree(copy / "tables")

@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import re
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +18,7 @@ from troll.operations.progress_line import handler as module
 from troll.operations.progress_line.handler import LogHandler, Settings
 from troll.operations.progress_line.state import State
 from troll.operations.progress_line.steps import expected_seconds, tail
-from troll.operations.progress_line.words import Stage, line_of, news, read_stage, roughly
+from troll.operations.progress_line.words import line_of, news, roughly
 
 
 class TestTheInterfaceOfSnakemake(TestLogHandlerBase):
@@ -169,15 +168,6 @@ def test_verdicts_stay_when_they_become_firm(tmp_path, clock):
     assert "2 of 3 claims decided" in screen.shown()[1], "a broken file is as good as none"
 
 
-def test_a_later_stage_goes_on_with_the_verdicts_of_the_one_before(tmp_path, clock):
-    claims(tmp_path, a="inconclusive", b="supported everywhere")
-    stage = '{"title": "look 2", "first": false}'
-    handler, screen = make(tmp_path, clock, terminal=True, stage=stage)
-    plan(handler, train=1)
-    begin(handler, 0, "train")
-    assert "1 of 2 claims decided" in screen.shown()[-1]
-
-
 def test_a_verdict_that_is_lost_is_news_too():
     known = {"a": ("supported everywhere", "S")}
     assert list(news(known, {"a": ("inconclusive", "S")})) == ["verdict: inconclusive: S"]
@@ -228,7 +218,7 @@ def test_jobs_of_a_scheduler_may_wait():
     state = State()
     state.plan({"train": 1, "total": 1})
     state.start(0, "train", "train chains/clip")
-    assert line_of(state, Stage(), queued=True).endswith("; submitted: train chains/clip")
+    assert line_of(state, queued=True).endswith("; submitted: train chains/clip")
 
 
 def test_a_failure_is_not_told_again_at_the_end(tmp_path, clock):
@@ -286,7 +276,7 @@ def test_an_error_before_any_job_is_shown_whole(tmp_path, clock):
     ]
 
 
-@pytest.mark.parametrize(("stage", "named"), [(None, True), ('{"title": "look 1", "last": false}', False)])
+@pytest.mark.parametrize(("stage", "named"), [("", True), ("first comparison", False)])
 def test_the_log_is_named_at_the_end(tmp_path, clock, monkeypatch, stage, named):
     monkeypatch.chdir(tmp_path)
     handler, screen = make(tmp_path, clock, terminal=True, stage=stage)
@@ -299,7 +289,7 @@ def test_the_log_is_named_at_the_end(tmp_path, clock, monkeypatch, stage, named)
 
 
 def test_the_log_of_a_stage_that_failed_is_named(tmp_path, clock):
-    handler, screen = make(tmp_path, clock, terminal=False, stage='{"title": "look 1", "last": false}')
+    handler, screen = make(tmp_path, clock, terminal=False, stage="first comparison")
     plan(handler, train=2)
     send(handler, message="Complete log(s): /x.log")
     assert screen.getvalue() == "full log: /x.log\n"
@@ -404,16 +394,12 @@ def test_a_long_last_job_is_what_is_left():
     assert state.left() == pytest.approx(100)
 
 
-def test_stages_say_when_more_seeds_end():
+def test_a_part_of_make_results_has_a_name():
     state = State(expected={"train": 600.0}, clock=lambda: 0.0)
     state.plan({"train": 1})
-    until = time.mktime((2026, 1, 1, 14, 32, 0, 0, 0, -1))
-    stage = read_stage(json.dumps({"title": "look 2", "until": until, "last": False}))
-    assert line_of(state, stage, "3 of 8 claims decided", now=until - 3600) == (
-        "look 2: 0 %, 0 of 1 jobs, 10 min left, further seeds may follow until 14:32; 3 of 8 claims decided"
+    assert line_of(state, "first comparison", "3 of 8 claims decided") == (
+        "first comparison: 0 %, 0 of 1 jobs, 10 min left; 3 of 8 claims decided"
     )
-    assert "further seeds" not in line_of(state, stage, now=until - 300), "the minutes are spent before"
-    assert read_stage("nonsense") == read_stage("[]") == read_stage(None) == Stage()
 
 
 @pytest.mark.parametrize(

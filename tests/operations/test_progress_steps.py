@@ -12,7 +12,7 @@ from troll.experiment.files import read_experiment
 from troll.operations.progress_line.handler import LogHandler
 from troll.operations.progress_line.state import State
 from troll.operations.progress_line.steps import Steps, read_steps, steps_in_log
-from troll.operations.progress_line.words import Stage, line_of
+from troll.operations.progress_line.words import line_of
 from troll.training.callbacks import ProgressCallback
 
 RUN = "tiny/chains/troll/grpo/stale/seed0"
@@ -38,7 +38,7 @@ def test_steps_tell_the_time_left_before_any_run_is_done():
     assert state.running[0].seconds(now[0]) == pytest.approx(210)
     assert state.left() == pytest.approx((160 + 2 * 210) / 1)
     assert state.share() == pytest.approx(0.99 * 0.2 / 3)
-    assert "train it (step 20 of 100)" in line_of(state, Stage())
+    assert "train it (step 20 of 100)" in line_of(state)
 
 
 def test_a_run_that_takes_longer_than_usual_is_not_nearly_done():
@@ -89,9 +89,9 @@ def test_a_base_model_tells_its_steps_in_its_log(tmp_path, capfd):
     state = State(clock=lambda: 0.0)
     state.plan({"base_model": 1, "train": 2})
     state.start(0, "base_model", "base model large")
-    assert "time left not known yet" in line_of(state, Stage())
+    assert "time left not known yet" in line_of(state)
     state.running[0].steps = steps
-    line = line_of(state, Stage())
+    line = line_of(state)
     assert "more than 1 h 1 min left" in line and "base model large (step 4 of 150)" in line
     before = time.time() - 3600
     os.utime(log, (before, before))

@@ -15,7 +15,7 @@ from troll.operations.report import ReportError, remove_unwanted, write_report
 @pytest.fixture
 def made(monkeypatch, tmp_path):
     """What a report would make, without making it."""
-    results = SimpleNamespace(runs=[], items=[], looks=None, claims=())
+    results = SimpleNamespace(runs=[], items=[], claims=())
     calls = []
     monkeypatch.setattr(module, "read_results", lambda _: results)
     monkeypatch.setattr(module, "make_table", lambda name, _, stem: calls.append((name, stem)))

@@ -71,11 +71,6 @@ def test_skipped_tasks_have_no_files_and_stand_in_the_plan(targets):
     assert len(plan["expected"]) == 4 and plan["skipped"] == {"functions": "no sandbox"}
     assert {row["rule"] for row in plan["expected"]} == {"clip", "troll"}
     assert set(plan["keys"]) == {"base/tiny/chains", *(run.run_id for run in found.runs)}
-    assert plan["looks"] is None
-    assert targets(seeds=[0, 1], more_seeds={"most": 5}).plan_of([])["looks"] == {
-        "first": 2,
-        "most": 5,
-    }
 
 
 def test_what_the_tables_hold_is_not_made_again_unless_it_was_appended_here(targets, monkeypatch):

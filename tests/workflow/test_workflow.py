@@ -23,7 +23,6 @@ from troll import warm
 from troll.analysis.claims.packaged import claims_file
 from troll.analysis.data.archive import held
 from troll.analysis.data.tidy import read_tidy
-from troll.experiment.looks import write_looks
 from troll.tasks.sandbox.pool import sandbox_available
 
 pytestmark = pytest.mark.snakemake
@@ -116,9 +115,6 @@ def test_a_fresh_clone_trains_although_it_comes_with_released_results(checkout, 
     assert result.returncode == 0, result.stderr
     assert planned(result, "train") == 48
     assert planned(result, "base_model") == 2
-    # Seeds that `make results` has asked for are planned by plain Snakemake too, unless seeds are named.
-    write_looks(checkout / "results/testbed", {"tiny/chains/troll/grpo/stale": [3]}, [], "")
-    assert planned(snakemake(checkout, "-n"), "train") == 49
     assert planned(snakemake(checkout, "-n", "--config", "seeds=[0,1]"), "train") == 32
 
 

@@ -134,7 +134,7 @@ def claims(
 
     known = read_results(results)
     files = claim_files(ledger)
-    judged = judge(read_claims(files), known.runs, known.items, known.looks)
+    judged = judge(read_claims(files), known.runs, known.items)
     write_claims(judged, known.runs, [*parts(results).values(), *files], out)
 
 

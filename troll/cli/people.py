@@ -47,9 +47,6 @@ def run(
         ),
     ] = None,
     cores: Annotated[str, typer.Option("--cores", "-c", help="number of CPU cores, or all")] = "all",
-    minutes: Annotated[
-        str | None, typer.Option(help="start no further seeds after so many minutes; default: the file's")
-    ] = None,
     seeds: Annotated[str | None, typer.Option(help="seeds instead of the file's: 0,1,2")] = None,
     repeat: Annotated[
         bool, typer.Option("--repeat", help="also make the runs again that results/released has")
@@ -72,7 +69,6 @@ def run(
         Path(experiment),
         context.meta["targets"] or ["all"],
         cores=cores,
-        minutes=minutes,
         seeds=None if seeds is None else seed_list(seeds),
         repeat=repeat,
         options=options,
@@ -232,18 +228,16 @@ def status(
     Example: troll status workflow/config/testbed.yaml --watch
     """
     from troll.experiment.files import read_experiment
-    from troll.experiment.looks import with_further_seeds
     from troll.operations.slurm_queue import read_queue
     from troll.operations.status import show, status_of, with_queue
 
     planned = read_experiment(experiment)
     if seeds is not None:
-        planned = planned.model_copy(update={"seeds": seed_list(seeds), "more_seeds": None})
+        planned = planned.model_copy(update={"seeds": seed_list(seeds)})
 
     def lines() -> list[str]:
-        with_seeds = with_further_seeds(planned, results / planned.experiment)
-        found, queue = status_of(with_seeds, results, only or []), read_queue()
-        said = show(with_queue(found, queue), planned.experiment, with_seeds.groups(), every=runs)
+        found, queue = status_of(planned, results, only or []), read_queue()
+        said = show(with_queue(found, queue), planned.experiment, planned.groups(), every=runs)
         return [*said, *queue.problems]
 
     if not (watch and sys.stdout.isatty()):

@@ -34,7 +34,6 @@ from troll.experiment.run_config import (
 from troll.experiment.settings import (
     CostBenchmark,
     Evaluation,
-    MoreSeeds,
     PublicData,
     Rule,
     TaskSettings,
@@ -90,16 +89,10 @@ class Experiment(StrictModel):
     experiment: str = Field(description="name of the experiment; results go to `results/<name>`")
     summary: str = Field("", description="one-line description")
     seeds: list[Whole] = Field(min_length=1, description="seeds with which every combination is run")
-    more_seeds: MoreSeeds | None = Field(
-        None,
-        description="more seeds where claims are undecided, added by `make results`; none: only the seeds of "
-        "this file",
-    )
     further_seeds: dict[str, list[Whole]] = Field(
         {},
         description="seeds of single settings in addition to `seeds`, by "
-        "`<model>/<task>/<trust region>/<estimator>/<condition>`; those that `make results` adds are in "
-        "looks.json",
+        "`<model>/<task>/<trust region>/<estimator>/<condition>`",
     )
     tasks: dict[str, TaskSettings] = Field(
         min_length=1, description="tasks by registered name (listed in docs/configuration.md)"

@@ -342,17 +342,6 @@ class Evaluation(StrictModel):
         return self
 
 
-class MoreSeeds(StrictModel):
-    """Adds seeds to the settings in which a claim is undecided."""
-
-    most: Count = Field(
-        description="largest number of seeds of a setting, for which the looks at claims are planned"
-    )
-    minutes: Positive = Field(
-        18.0, description="no further seeds are started this many minutes after `make results` began"
-    )
-
-
 class PublicData(StrictModel):
     """Public data sets without training: the audit of the graders, and benchmarks of the base models."""
 

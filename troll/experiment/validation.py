@@ -245,13 +245,7 @@ def _matrix_problems(experiment: Experiment) -> Iterator[str]:
 
 
 def _seed_problems(experiment: Experiment) -> Iterator[str]:
-    """Checks more_seeds and further_seeds. Looks are planned from the number of `seeds` to `most`."""
-    first, more = len(set(experiment.seeds)), experiment.more_seeds
-    if more is not None and not 2 <= first <= more.most:
-        yield (
-            f"more_seeds.most: looks go from the {first} of `seeds` to {more.most}; `seeds` needs at least "
-            "two seeds, and `most` must be no smaller than their number"
-        )
+    """Checks that further_seeds names settings of the experiment."""
     settings = list(dict.fromkeys(run.group_id for run in experiment.runs()))
     for setting in experiment.further_seeds:
         if setting not in settings:

@@ -42,7 +42,6 @@ def collect(
             planned.skipped,
             find_substitutes(places),
             set(tidy.runs.loc[tidy.runs["mixed"], "run_id"].astype(str)),
-            planned.looks,
             ledger,
             summary=planned.summary,
             rehearsal=rehearsed(places),

@@ -10,7 +10,6 @@ from troll.common.files import parse_json
 from troll.experiment.budget import Estimate, Hours, budget_lines, hours_of
 from troll.experiment.experiment import Experiment, Run
 from troll.experiment.files import load_experiment
-from troll.experiment.looks import with_further_seeds
 from troll.operations.gpu_fit import known_card, memory_lines, refuse_impossible
 
 # After runs of the same model have ended, others are expected within this factor of their mean; our guess.
@@ -20,7 +19,6 @@ _CORRECTED_SPREAD = 1.3
 def cost_lines(experiment: Experiment, results: Path, only: Sequence[str] = ()) -> list[str]:
     """Returns the estimates for an experiment, or for some of its groups, as lines of text."""
     root = results / experiment.experiment
-    experiment = with_further_seeds(experiment, root)
     return [
         *budget_lines(experiment, only, corrected(experiment, root)),
         *memory_lines(experiment, experiment.runs(only), known_card(experiment)),

@@ -22,7 +22,6 @@ from troll.common.files import unwritable
 from troll.common.gpus import visible_gpus
 from troll.experiment.experiment import Experiment
 from troll.experiment.files import parse_experiment, read_configuration
-from troll.experiment.looks import with_further_seeds
 from troll.operations import progress_line
 from troll.operations.places import verbatim
 from troll.operations.public_data import PublicWork, skipped_parts
@@ -110,7 +109,7 @@ class Invocation:
     def words_of_success(self) -> str:
         """Returns the summary for the user: the verdicts that this invocation has written, and the page.
 
-        Empty in a stage of `make results`, as `troll.operations.run` prints the summary after the last one.
+        Empty for the first comparison of `make results`, which `troll.operations.run` reports in one line.
         """
         if self.line is not None:
             self.line.end()
@@ -271,14 +270,10 @@ def _check_directory(workflow: Any) -> None:
 
 
 def _read(workflow: Any, config: Mapping[str, Any], source: Path) -> Experiment:
-    """Reads the experiment, with the seeds added after looks at the verdicts; checks its claims too."""
+    """Reads the experiment, and checks its claims too."""
     for file in workflow.configfiles:  # raises on errors that Snakemake's own reader accepts
         read_configuration(Path(file))
     experiment = _parsed(workflow, config, source)
-    # Seeds given by ``--config`` are fixed: none are added, and those of earlier looks are ignored.
-    if "seeds" in workflow.config_settings.config:
-        experiment = experiment.model_copy(update={"more_seeds": None})
-    experiment = with_further_seeds(experiment, Path("results", experiment.experiment))
     # The reader is slow to import, and the package's own claims need no check.
     if workflow.is_main_process and experiment.claims != [DEFAULT]:
         from troll.operations.claims_ahead import claims_of

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from troll.analysis.claims.looks import UNDECIDED
+from troll.analysis.claims.decision import UNDECIDED
 from troll.analysis.claims.verdicts import ClaimVerdict, judge
 from troll.analysis.claims.wording import short, why
 from troll.analysis.data.replication import replication_of
@@ -27,29 +27,24 @@ def last_screen(
     replication: Sequence[str],
     *,
     page: Path | None,
-    ended: str = "",
-    log: str = "",
     lines: int = LINES,
 ) -> list[str]:
     """Returns the lines of the last screen.
 
     In order: whether the release was replicated; the claims, decided ones first; how many are decided; what
-    more seeds would decide; the page, if it was made; ``log``, if given.
+    more seeds would decide; the page, if it was made.
     """
     head = [line for line in replication if not line.startswith(" ")][:2]
     decided = sum(map(is_decided, judged))
-    count = f"{decided} of {len(judged)} claims decided" if judged else "no claim concerns these runs"
-    told = ended if judged else ended.partition("; ")[0]  # without claims, why it ended says nothing
-    tail = [count + (f"; {told}" if told else "")]
+    tail = [f"{decided} of {len(judged)} claims decided" if judged else "no claim concerns these runs"]
     tail += further(judged)
     tail += [f"everything on one page: {page}"] if page else []
-    tail += [log] if log else []
     return [*head, *_verdicts(judged, lines - len(head) - len(tail)), *tail]
 
 
 def is_decided(entry: ClaimVerdict) -> bool:
-    """Whether a claim is decided: by its looks if it has any, else by the verdict."""
-    return entry.verdict not in UNDECIDED if entry.seen is None else entry.seen.decided
+    """Whether a claim has a verdict."""
+    return entry.verdict not in UNDECIDED
 
 
 def _verdicts(judged: Sequence[ClaimVerdict], room: int) -> list[str]:
@@ -67,23 +62,15 @@ def _verdicts(judged: Sequence[ClaimVerdict], room: int) -> list[str]:
 
 
 def further(judged: Sequence[ClaimVerdict]) -> list[str]:
-    """Returns a line that says what more minutes or seeds might decide; empty if nothing is open."""
-    # A claim that has had its last look, or misses no runs, is no longer open.
-    open_ = [
-        entry
-        for entry in judged
-        if not is_decided(entry)
-        and entry.decision.settings
-        and (entry.seen is None or (entry.seen.missing and not entry.seen.last))
-    ]
+    """Returns a line that says what more seeds might decide; empty if nothing is open."""
+    open_ = [entry for entry in judged if not is_decided(entry) and entry.decision.settings]
     if not open_:
         return []
     ordered = sorted(open_, key=lambda entry: (entry.decision.seeds is None, entry.decision.seeds or 0))
     told = [_needs(entry) for entry in ordered[:_NAMED]]
     more = len(ordered) - _NAMED
     told += [f"{more} more on the page"] if more > 0 else []
-    what = "more minutes" if any(entry.seen is not None for entry in open_) else "more seeds"
-    return [f"{what} might decide: {', '.join(told)}"]
+    return [f"more seeds might decide: {', '.join(told)}"]
 
 
 def _needs(entry: ClaimVerdict) -> str:
@@ -96,10 +83,10 @@ def _needs(entry: ClaimVerdict) -> str:
 def verdicts(experiment: Experiment, root: Path) -> list[ClaimVerdict]:
     """Judges an experiment's claims by its current tables."""
     known = read_results(root)
-    return judge(claims_of(experiment), known.runs, known.items, known.looks)
+    return judge(claims_of(experiment), known.runs, known.items)
 
 
 def last_screen_of(experiment: Experiment, root: Path, *, page: Path | None, lines: int = LINES) -> list[str]:
-    """Returns the last screen of an experiment with fixed seeds, from its results."""
+    """Returns the last screen of an experiment, from its results."""
     judged = concerning(verdicts(experiment, root), experiment)
     return last_screen(judged, replication_of(root), page=page, lines=lines)

@@ -15,7 +15,6 @@ from troll.common.progress import clock
 from troll.experiment.budget import hours_of
 from troll.experiment.experiment import Experiment, Run, resolve_model
 from troll.experiment.files import load_experiment
-from troll.experiment.looks import with_further_seeds
 from troll.experiment.settings import Training
 from troll.operations.versions import tool
 
@@ -228,7 +227,6 @@ def plan_of(file: Path, results: Path, *, names: bool = False) -> list[str]:
     from troll.operations.hub_context import hub_context_problems
 
     experiment = load_experiment(file)
-    experiment = with_further_seeds(experiment, results / experiment.experiment)
     claims = claims_of(experiment)
     for problem in hub_context_problems(experiment):
         raise UserError(f"{file}: {problem}")

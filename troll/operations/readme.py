@@ -40,7 +40,7 @@ def write_blocks(
     known, others = read_results(results), [read_results(path) for path in also]
     every = tables_of([known, *(one for one in others if one.claims == known.claims)])
     all_runs = tables_of([known, *others])[0]
-    judged = judge(read_claims(claim_files(ledger, known.claims)), *every, known.looks)
+    judged = judge(read_claims(claim_files(ledger, known.claims)), *every)
     check_clean(all_runs, results)
     main, family = make(entries("table")["main"], known), comparison_family(*every)
     # Experiments with the same other claims form a family of comparisons of their own.

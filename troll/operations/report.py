@@ -52,7 +52,7 @@ def write_report(
     remove_unwanted(directory, {path.name for path in stems.values()}, {path.name for path in drawn.values()})
     with _named("page"):
         files = claim_files(claims, results.claims)
-        judged = judge(read_claims(files), results.runs, results.items, results.looks)
+        judged = judge(read_claims(files), results.runs, results.items)
         replication = replication_of(directory)
         make_page(
             results, judged, directory, directory / "page.html", commands=commands, replication=replication

@@ -301,13 +301,10 @@ class Targets:
 
     def plan_of(self, runs: Sequence[Run]) -> dict[str, Any]:
         """Returns the plan; ``runs`` include those of skipped tasks, so that tables can name them."""
-        more = self.experiment.more_seeds
-        looks = {"first": len(set(self.experiment.seeds)), "most": more.most} if more else None
         names = map(run_id_of, places_of(self._possible(runs)))
         return {
             "expected": [vars(run) | {"rule": rule_of(self.experiment, run)} for run in runs],
             "skipped": dict(self.skipped),
-            "looks": looks,
             "summary": self.experiment.summary,
             "keys": {name: self.keys[name] for name in names},
         }

@@ -135,21 +135,20 @@ def difficulty(
 
 @app.command()
 def coverage(
-    out: Annotated[Path, typer.Option(help="directory for the tables coverage and looks")],
+    out: Annotated[Path, typer.Option(help="directory for the table")],
     trials: Annotated[int, typer.Option(min=1, help="simulated experiments per scenario")] = 2000,
 ) -> None:
-    """Simulate how often intervals cover the truth, and how often repeated looks mislead.
+    """Simulate how often intervals cover the truth.
 
     Example: python workflow/benchmarks/measure.py coverage --out results/released/statistics
     """
     from interval_coverage import coverage_table
-    from look_rates import looks_table
     from troll.analysis.render.formats import to_markdown
     from troll.common.files import write_text
 
-    for name, frame in (("looks", looks_table(trials)), ("coverage", coverage_table(trials))):
-        write_text(out / f"{name}.csv", frame.round(6).to_csv(index=False, lineterminator="\n"))
-        write_text(out / f"{name}.md", to_markdown(frame))
+    frame = coverage_table(trials)
+    write_text(out / "coverage.csv", frame.round(6).to_csv(index=False, lineterminator="\n"))
+    write_text(out / "coverage.md", to_markdown(frame))
 
 
 @app.command()

@@ -34,7 +34,6 @@ for _part in parts_of(TARGETS):
             "troll --log {log:q} job collect {params.directories:q} --out {params.out:q}"
             " {params.options} --plan {params.plan:q}"
 
-    # Separate from the report, because the verdicts decide which further seeds are run.
     rule:
         name:
             _part.rule("claims")

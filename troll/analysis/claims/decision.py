@@ -27,7 +27,7 @@ meta-regression does not test the condition, because claims name the conditions 
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
 
@@ -56,6 +56,7 @@ Verdict = Literal[
     "not run",
 ]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+UNDECIDED: tuple[Verdict, ...] = ("inconclusive", "not run")
 Deciding = Literal["average", "contrary", "claim"]
 """What further seeds would decide first: the average, the contrary in some settings, or the claim in all."""
 MODERATORS = ("task", "estimator", "model", "method")
@@ -70,12 +71,9 @@ class PairedDifferences:
     name: str
     coordinates: Mapping[str, str]  # model, task, condition, estimator and method
     differences: Array  # one for each seed, ``[S]``
-    level: float = LEVEL  # of its intervals; above 95 % with more than one look
-    conditions: tuple[str, ...] = ()  # the conditions of its runs
     seed_numbers: tuple[float, ...] = ()  # the seeds, in the order of the differences; 0 to S - 1 by default
     # identifies the baseline's runs, which other settings may share; None if none can
     baseline: Hashable = None
-    against: str = ""  # the baseline's trust region; empty for a number
 
     @property
     def by_seed(self) -> dict[float, float]:
@@ -97,17 +95,9 @@ class PairedDifferences:
         """Standard deviation over seeds; NaN for one."""
         return float(self.differences.std(ddof=1)) if self.seeds > 1 else math.nan
 
-    def first(self, seeds: int) -> "PairedDifferences":
-        """The differences of the first seeds only."""
-        return replace(self, differences=self.differences[:seeds], seed_numbers=self.seed_numbers[:seeds])
-
-    def interval(self, level: float | None = None) -> Interval:
-        """Student's interval over seeds, by default at the setting's level."""
-        return seed_interval(self.differences, level=self.level if level is None else level)
-
-    def strict(self, settings: int) -> float:
-        """The level for conclusions from one of several settings (Bonferroni)."""
-        return 1 - (1 - self.level) / settings
+    def interval(self, level: float = LEVEL) -> Interval:
+        """Student's interval over seeds."""
+        return seed_interval(self.differences, level=level)
 
 
 @dataclass(frozen=True)
@@ -169,22 +159,21 @@ class Side:
         return max(0.0, sum(within) - 1)
 
 
-def decide(
-    side: Side, settings: Sequence[PairedDifferences], least_seeds: int, *, level: float = LEVEL
-) -> Decision:
-    """The verdict on a claim; ``level`` is above 95 % if this is one of several looks."""
+def decide(side: Side, settings: Sequence[PairedDifferences], least_seeds: int) -> Decision:
+    """The verdict on a claim."""
     if not settings:
         return Decision("not run")
     present = tuple(settings)
-    held = tuple(_reads(side.shown, setting, setting.level) for setting in present)
-    wrong = tuple(_reads(side.refuted, setting, setting.strict(len(present))) for setting in present)
+    held = tuple(_reads(side.shown, setting, LEVEL) for setting in present)
+    strict = _strict(len(present))
+    wrong = tuple(_reads(side.refuted, setting, strict) for setting in present)
     if any(setting.seeds < least_seeds for setting in present):
         return Decision("inconclusive", present, held, wrong, seeds=least_seeds)
-    pooled = pool(*_effects(present), level=level) if len(present) >= LEAST_SETTINGS else None
+    pooled = pool(*_effects(present)) if len(present) >= LEAST_SETTINGS else None
     evidence = (present, held, wrong, pooled)
     if all(held):
         return Decision("supported everywhere", *evidence)
-    name, p = _moderator(side, present, 1 - level)
+    name, p = _moderator(side, present)
     if name:
         return Decision("depends", *evidence, name, _levels(present, name), p)
     # The average decides before single settings are allowed to disagree.
@@ -192,7 +181,7 @@ def decide(
         return Decision("supported on average", *evidence)
     if pooled and side.refuted(pooled.low, pooled.high):
         return Decision("the contrary holds", *evidence)
-    holds = tuple(_reads(side.shown, setting, setting.strict(len(present))) for setting in present)
+    holds = tuple(_reads(side.shown, setting, strict) for setting in present)
     if any(wrong) and any(holds):
         name = _separates(present, holds, wrong)
         return Decision("depends", *evidence, name, _levels(present, name))
@@ -200,6 +189,11 @@ def decide(
         return Decision("the contrary holds" if all(wrong) else "not shown", *evidence)
     seeds, deciding, decidable = _forecast(side, present)
     return Decision("inconclusive", *evidence, seeds=seeds, deciding=deciding, average_decidable=decidable)
+
+
+def _strict(settings: int) -> float:
+    """The level for conclusions from one of several settings (Bonferroni)."""
+    return 1 - (1 - LEVEL) / settings
 
 
 def _reads(reading: Callable[[float, float], bool], setting: PairedDifferences, level: float) -> bool:
@@ -226,7 +220,7 @@ def _levels(settings: Sequence[PairedDifferences], name: str) -> dict[str, float
     return {level: float(np.mean(of_level)) for level, of_level in effects.items()}
 
 
-def _moderator(side: Side, settings: Sequence[PairedDifferences], alpha: float) -> tuple[str, float]:
+def _moderator(side: Side, settings: Sequence[PairedDifferences]) -> tuple[str, float]:
     """The coordinate with the smallest p-value whose levels are on different sides, and that p-value."""
     effects, errors = _effects(settings)
     by_name = {name: [setting.coordinates[name] for setting in settings] for name in MODERATORS}
@@ -236,7 +230,7 @@ def _moderator(side: Side, settings: Sequence[PairedDifferences], alpha: float) 
     for name, p in corrected.items():
         kept = common_levels(by_name[name])
         sides = {side.shown(mean, mean) for level, mean in _levels(settings, name).items() if level in kept}
-        if p < alpha and len(sides) > 1:
+        if p < 1 - LEVEL and len(sides) > 1:
             tests.append((p, name))
     p, name = min(tests, default=(math.nan, ""))
     return name, p
@@ -289,7 +283,7 @@ def _enough_refuted(side: Side, settings: Sequence[PairedDifferences], spreads: 
     exactly[0] = 1.0
     for setting, spread in zip(settings, spreads, strict=True):
         if side.refuted(setting.effect, setting.effect):
-            error, level = float(spread) / math.sqrt(seeds), setting.strict(len(settings))
+            error, level = float(spread) / math.sqrt(seeds), _strict(len(settings))
             chance = side.chance(setting.effect, error, seeds - 1, level)
             moved = exactly[:-1] * chance
             exactly[:-1] -= moved

@@ -18,7 +18,6 @@ from troll.analysis.claims.wording import (
     collapsed,
     label,
     levels,
-    looks_of,
     measure,
     on_average,
     show_difference,
@@ -27,7 +26,6 @@ from troll.analysis.claims.wording import (
 )
 from troll.analysis.data.provenance import DIGESTS
 from troll.analysis.render.formats import counted, pipe_row
-from troll.analysis.statistics import LEVEL
 from troll.common.digests import sha256_of_file
 from troll.common.files import atomic_path, write_json
 
@@ -96,15 +94,13 @@ def _split(judged: Sequence[ClaimVerdict]) -> tuple[list[ClaimVerdict], list[Cla
 
 def to_markdown(judged: Sequence[ClaimVerdict]) -> str:
     """The ledger as Markdown: counts, a table of verdicts, their evidence, and the claims without runs."""
-    looked = any(entry.seen is not None for entry in judged)
     with_runs, rest = _split(judged)
-    heads = ["Claim", "Verdict", "Why", *(["Decided"] if looked else []), "Source"]
+    heads = ["Claim", "Verdict", "Why", "Source"]
     lines = [f"{counted(len(judged), 'claim')}: {', '.join(_tallies(judged).values())}."]
     lines += ["", pipe_row(heads), pipe_row(["---"] * len(heads))] if with_runs else []
     for entry in with_runs:
         claim = entry.claim
         row = [f"{claim.sentence} (`{claim.id}`)", f"**{label(entry)}**", why(entry)]
-        row += [looks_of(entry)] if looked else []
         lines.append(pipe_row([*row, claim.source]))
     for entry in with_runs:
         if entry.decision.settings:
@@ -124,16 +120,10 @@ def _numbers(entry: ClaimVerdict) -> list[str]:
     """A line for each setting, and one for the average."""
     lines = [
         f"{setting.name}: {show_difference(entry.claim, setting.interval())}, "
-        f"{counted(setting.seeds, 'seed')}{_level(setting.level)}"
+        f"{counted(setting.seeds, 'seed')}"
         for setting in entry.decision.settings
     ]
-    seeds = entry.seen.seeds if entry.seen else 0
-    level = entry.looks.level_at(seeds) if entry.looks and seeds else LEVEL
-    return lines + ([average(entry) + _level(level)] if entry.decision.pooled else [])
-
-
-def _level(level: float) -> str:
-    return "" if level == LEVEL else f" (interval of {100 * level:.1f} %: one of several looks)"
+    return lines + ([average(entry)] if entry.decision.pooled else [])
 
 
 def _history(claim: Claim) -> list[str]:
@@ -193,7 +183,7 @@ _PLACES = ("in experiment", "with", "on", "under", "and")
 
 def _row(entry: ClaimVerdict) -> str:
     claim = entry.claim
-    lines = [*([f"Decided: {looks_of(entry)}"] if entry.seen else []), *_numbers(entry)]
+    lines = [*_numbers(entry)]
     lines += [*(f"History: {text}" for text in _history(claim))]
     parts = "".join(f"<li>{html.escape(line)}</li>\n" for line in lines)
     note = f"<p>{html.escape(claim.note)}</p>" if claim.note else ""
@@ -257,7 +247,6 @@ def record(entry: ClaimVerdict) -> dict[str, Any]:
         "levels": {name: number(mean) for name, mean in (decision.levels or {}).items()} or None,
         "p_levels": number(decision.p),
         "seeds_needed": decision.seeds,
-        **({"look": asdict(entry.seen)} if entry.seen else {}),
         "evidence": [
             {
                 "setting": setting.name,

@@ -21,13 +21,11 @@ from troll.algorithms.ranges import NotNegative
 from troll.analysis.claims.across import Across, across_differences, seed_values
 from troll.analysis.claims.decision import Decision, Direction, PairedDifferences, Side, decide
 from troll.analysis.claims.fields import WALL_CLOCK, Baseline, Metric, own_k
-from troll.analysis.claims.looks import LookState, look_again
 from troll.analysis.data.axes import by_condition
 from troll.analysis.data.divergence import equally_near, late_divergences, nearest
 from troll.analysis.data.settings import first_experiments, made_first
 from troll.analysis.data.summaries import Cell, cells, difference, paired_scores, per_run, values_by_seed
 from troll.analysis.data.tidy import BASE
-from troll.analysis.sequential import Looks
 from troll.common.errors import UserError
 from troll.common.explain import validated
 from troll.common.files import read_yaml
@@ -121,8 +119,6 @@ class ClaimVerdict:
 
     claim: Claim
     decision: Decision
-    seen: LookState | None = None  # the progress of its looks; None if the seeds were fixed beforehand
-    looks: Looks | None = None  # the plan of the looks
     no_data_reason: str = ""  # why no setting counts although the method has runs; otherwise empty
     # by setting, whether the method ends below its base model; only for claims about pass@1 of two trust
     # regions
@@ -153,10 +149,8 @@ def read_claims(paths: Sequence[Path]) -> list[Claim]:
     return list({claim.id: claim for claim in claims.values()}.values())
 
 
-def judge(
-    claims: Sequence[Claim], runs: pd.DataFrame, items: pd.DataFrame, looks: Looks | None = None
-) -> list[ClaimVerdict]:
-    """Judges claims from the tables of experiments; ``looks`` if seeds were added after looking."""
+def judge(claims: Sequence[Claim], runs: pd.DataFrame, items: pd.DataFrame) -> list[ClaimVerdict]:
+    """Judges claims from the tables of experiments."""
     experiments = list(dict.fromkeys(map(str, runs["experiment"]))) if len(runs) else []
     # A single experiment's table is not copied, so that cached summaries are reused.
     tables = {
@@ -166,14 +160,13 @@ def judge(
         name: (table, per_run(table), items[items["experiment"] == name]) for name, table in tables.items()
     }
     first = first_experiments(runs) if experiments else {}
-    return [_judge(claim, evidence, first, looks) for claim in claims]
+    return [_judge(claim, evidence, first) for claim in claims]
 
 
 def _judge(
     claim: Claim,
     evidence: Mapping[str, tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]],
     first: Mapping[tuple[str, str], str],
-    looks: Looks | None,
 ) -> ClaimVerdict:
     """``evidence`` by experiment: the table of runs, its `per_run` and the table of items."""
     measured: dict[tuple[str, ...], tuple[str, _Line, _Line, dict[float, float], Hashable]] = {}
@@ -197,18 +190,14 @@ def _judge(
             before = measured.setdefault(key, (experiment, line, baselines, {}, shared))[3]
             before |= {seed: value for seed, value in differences.items() if seed not in before}
     settings = [_setting(claim, *compared) for compared in measured.values()]
-    side, seen = Side(claim.direction, claim.margin), None
     why = next(filter(None, reasons), "") if not settings else ""
     below: tuple[bool, ...] = ()
     fallen: tuple[bool, ...] = ()
     if claim.metric == "pass@1" and claim.of_two:
         below = tuple(_falls(evidence[name][2], line) for name, line, *_ in measured.values())
         fallen = tuple(_falls(evidence[name][2], others) for name, _, others, *_ in measured.values())
-    if looks is None:
-        decision = decide(side, settings, claim.least_seeds)
-    else:
-        decision, seen = look_again(side, settings, claim.least_seeds, looks)
-    return ClaimVerdict(claim, decision, seen, looks, why, below, fallen)
+    decision = decide(Side(claim.direction, claim.margin), settings, claim.least_seeds)
+    return ClaimVerdict(claim, decision, why, below, fallen)
 
 
 def _falls(items: pd.DataFrame, line: Sequence[Cell]) -> bool:
@@ -300,9 +289,8 @@ def _setting(
     condition = " to ".join(dict.fromkeys((conditions[0], conditions[-1])))
     names = [experiment, cell.model, cell.task, condition, cell.estimator]
     names += [cell.trust_region] if cell.trust_region != claim.trust_region else []
-    against = baselines[0].trust_region if baselines else ""
     if claim.at_equal_kl:
-        names[-1] += f" against {against}"
+        names[-1] += f" against {baselines[0].trust_region}"
     coordinates = {"model": cell.model, "task": cell.task, "condition": condition}
     coordinates |= {"estimator": cell.estimator, "method": cell.trust_region}
     seeds = tuple(sorted(differences))
@@ -311,10 +299,8 @@ def _setting(
         " / ".join(names),
         coordinates,
         values,
-        conditions=conditions,
         seed_numbers=seeds,
         baseline=shared,
-        against=against,
     )
 
 

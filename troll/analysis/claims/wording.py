@@ -281,16 +281,3 @@ def _unit(claim: Claim) -> str:
     suffix = SUMMARIES[claim.metric].suffix if claim.metric in SUMMARIES else ""
     unit = " points" if _is_share(claim.metric) else suffix
     return unit if claim.across is None else f"{unit} {claim.across.unit}"
-
-
-def looks_of(entry: ClaimVerdict) -> str:
-    """At which look a claim was decided, or what the next look lacks; a dash without looks."""
-    seen, looks = entry.seen, entry.looks
-    if seen is None or looks is None or entry.verdict == "not run":
-        return "–"
-    if seen.decided:
-        return f"at {seen.seeds} seeds"
-    if seen.last:
-        return f"not by {looks.most} seeds"
-    lacking = f"needs one more seed in {_of(len(seen.missing), len(entry.decision.settings))}"
-    return f"not by {seen.seeds} seeds, {lacking}" if seen.seeds else lacking

@@ -3,14 +3,13 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pandas as pd
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from troll.analysis.data.runs import marked
 from troll.analysis.data.tidy import BASE, ITEM_COLUMNS, RUN_COLUMNS, Tidy, concatenated, read_tidy
-from troll.analysis.sequential import Looks
 from troll.common.explain import validated
 from troll.common.files import read_json, write_json
 from troll.common.settings import StrictModel
@@ -19,20 +18,9 @@ PLAN = "plan.json"
 """File beside the tidy tables: planned and skipped runs, and data sets that replace the paper's."""
 
 
-def looks_of(value: object) -> Looks:
-    """Parses the plan of the looks."""
-    if not isinstance(value, dict) or set(value) != {"first", "most"}:
-        raise ValueError("expected first and most")
-    try:
-        return Looks(int(value["first"]), int(value["most"]))
-    except TypeError as error:
-        raise ValueError(str(error)) from None
-
-
 class _Planned(StrictModel):
     expected: list[dict[str, Any]] | None = None
     skipped: dict[str, str] = Field({})
-    looks: Annotated[Looks, BeforeValidator(looks_of)] | None = None
     summary: str = ""
 
 
@@ -63,7 +51,6 @@ class Results:
     substitutes: Mapping[str, str] = field(default_factory=dict)
     mixed: Sequence[str] = ()  # ids of runs that were admitted although their provenance differs
     rehearsal: bool = False  # whether these are runs of `troll rehearse`, with meaningless numbers
-    looks: Looks | None = None  # the plan of the looks, if seeds were added after looking
     # the experiment file's claims files; empty: those of the package
     claims: Sequence[str] = ()
     summary: str = ""  # the experiment file's one-line summary
@@ -75,7 +62,6 @@ def write_plan(
     skipped: Mapping[str, str],
     substitutes: Mapping[str, str] | None = None,
     mixed: Collection[str] = (),
-    looks: Looks | None = None,
     claims: Sequence[str] = (),
     *,
     summary: str = "",
@@ -86,7 +72,6 @@ def write_plan(
     further = {
         "substitutes": dict(substitutes or {}),
         "mixed": sorted(mixed),
-        "looks": looks and {"first": looks.first, "most": looks.most},
         "claims": list(claims),
         "summary": summary,
         "rehearsal": rehearsal,

@@ -108,7 +108,7 @@ def _make(stem: Path, directory: Path, fresh: Path, results: Results, claims: Se
     """Makes the files of one stem; returns whether it is a registered table, figure or page."""
     target = fresh / stem.relative_to(directory)
     if stem.parent == directory:
-        judged = judge(read_claims(claims) if claims else [], results.runs, results.items, results.looks)
+        judged = judge(read_claims(claims) if claims else [], results.runs, results.items)
         if stem.name == Path(overview.PAGE).stem:
             write_text(fresh / overview.PAGE, overview.page(results, judged, directory))
         else:

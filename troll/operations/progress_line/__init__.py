@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SWITCH = "TROLL_PROGRESS"
 """Environment variable; 0 keeps Snakemake's own log on the terminal."""
 STAGE = "TROLL_STAGE"
-"""Environment variable set by `troll.operations.run`: the stage of `make results`, a JSON `words.Stage`."""
+"""Environment variable set by `troll.operations.run`: the name of a first part of `make results`."""
 
 TERMINAL = "TROLL_TERMINAL"
 """Environment variable: the file that gets jobs' terminal messages instead (``troll.common.progress``)."""
@@ -53,7 +53,7 @@ def install(workflow: Any, experiment: Experiment, root: Path) -> "LogHandler | 
                 experiment=experiment,
                 root=root,
                 log=Path(logs[0]),
-                stage=os.environ.get(STAGE),
+                stage=os.environ.get(STAGE, ""),
                 queued=workflow.nodes is not None,
                 instead=lambda: logger.addHandler(usual),
             ),

@@ -59,7 +59,7 @@ class Settings(LogHandlerSettingsBase):
     experiment: Experiment | None = None
     root: Path = Path()  # directory of the results
     log: Path | None = None
-    stage: str | None = None  # of `make results`, as JSON
+    stage: str = ""  # what precedes the line, if this is only the first part of `make results`
     queued: bool = False  # whether jobs go to a scheduler
     # restores Snakemake's own log; called once if this handler fails
     instead: Callable[[], None] | None = None
@@ -74,9 +74,8 @@ class LogHandler(LogHandlerBase):
         """Reads existing verdicts, and checks for a terminal."""
         given = self.settings
         self._state = State()
-        self._stage = words.read_stage(given.stage)
         self._verdicts = words.verdicts_in(given.root / "claims.json")
-        self._decided = "" if self._stage.first else words.decided(self._verdicts)
+        self._decided = ""  # existing verdicts are those of a release or an earlier run
         self._terminal = _is_terminal(given.stream)
         self._painted = self._last = ""
         self._broken = self._interrupted = False
@@ -166,7 +165,7 @@ class LogHandler(LogHandlerBase):
             self._interrupted = True
         elif complete := _COMPLETE.match(text):
             self.end()
-            if self._stage.last or self._state.finished < self._state.total:
+            if not self.settings.stage or self._state.finished < self._state.total:
                 self._say(f"full log: {_short(path)}" for path in complete[1].split(", "))
         # Snakemake repeats messages while it shuts down.
         elif text not in ("", "None", self._last) and (level >= logging.WARNING or not _NOISE.match(text)):
@@ -222,7 +221,7 @@ class LogHandler(LogHandlerBase):
             self._write(self._line() + "\n")
 
     def _line(self) -> str:
-        return words.line_of(self._state, self._stage, self._decided, queued=self.settings.queued)
+        return words.line_of(self._state, self.settings.stage, self._decided, queued=self.settings.queued)
 
     def _say(self, lines: Iterable[str]) -> None:
         """Writes lines that stay, above the repainted one."""

@@ -2,11 +2,8 @@
 
 import json
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-
-from pydantic import BaseModel
 
 from troll.operations.progress_line.state import State
 from troll.operations.progress_line.steps import tail
@@ -15,43 +12,19 @@ _UNDECIDED = ("not run", "inconclusive")
 _TAKEN = re.compile(r"\[base\] .+: taken from ")
 
 
-class Stage(BaseModel):
-    """The stage of `make results` that this Snakemake process runs."""
-
-    title: str = ""  # such as ``look 2``; empty if there is only one stage
-    # when the last further seeds may begin, in seconds since 1970; None if there are no further seeds
-    until: float | None = None
-    last: bool = True  # whether it is the last stage; the path of the log is printed only after that
-    # whether it is the first stage: then existing verdicts are those of a release or an earlier run, and not
-    # shown until new ones are made
-    first: bool = True
-
-
-def read_stage(text: str | None) -> Stage:
-    """Parses the stage in the environment; returns the defaults if it is missing or invalid."""
-    try:
-        return Stage.model_validate_json(text or "{}")
-    except ValueError:
-        return Stage()
-
-
-def line_of(
-    state: State, stage: Stage, claims: str = "", now: float | None = None, *, queued: bool = False
-) -> str:
+def line_of(state: State, stage: str = "", claims: str = "", *, queued: bool = False) -> str:
     """Returns the progress line.
 
-    ``claims`` says how many are decided, ``now`` is in seconds since 1970, and ``queued`` says that jobs go
-    to a scheduler, so that they may wait instead of running.
+    ``stage`` precedes it, ``claims`` says how many are decided, and ``queued`` says that jobs go to a
+    scheduler, so that they may wait instead of running.
     """
-    left, at_least, now = state.left(), state.at_least(), time.time() if now is None else now
+    left, at_least = state.left(), state.at_least()
     parts = [f"{100 * state.share():.0f} %, {state.finished} of {state.total} jobs"]
     if left is not None:
         parts.append(f"{roughly(left)} left")
     else:
         parts.append("time left not known yet" if at_least is None else f"more than {roughly(at_least)} left")
-    if stage.until is not None and left is not None and now + left < stage.until:
-        parts.append(f"further seeds may follow until {time.strftime('%H:%M', time.localtime(stage.until))}")
-    head = f"{stage.title}: " if stage.title else ""
+    head = f"{stage}: " if stage else ""
     text = head + ", ".join(parts)
     if claims:
         text += f"; {claims}"
