@@ -120,6 +120,7 @@ def test_what_the_tables_of_a_clone_hold_is_not_made_again_unless_its_numbers_ha
     said = make(clone, "-n", "-p")
     assert counted(said) == {"collect": 1, **one, **bases}
     assert f"append results/reduced/runs/{SOFT} " in said and f"results/reduced/runs/{CLIP}" not in said
+    assert "runs have ended" not in said
     assert said.count("1 of 2 runs are taken from results/released/reduced; to make them again, ") == 1
     repeated = make(clone, "-n", "--config", "repeat=true")
     assert counted(repeated)["train"] == 2 and "runs are taken" not in repeated
@@ -149,6 +150,7 @@ def test_another_configuration_or_evaluation_makes_what_a_clone_holds_again(clon
 
 
 def test_nothing_is_left_to_be_done_and_what_changes_is_made_again(made):
+    assert make(made.directory, "-n").count("2 of 2 runs have ended in results/reduced/runs; ") == 1
     assert runs_in(made.results) == {CLIP, SOFT, BASE}
     assert planned(made.directory) == {} == planned(made.directory, "--config", "seeds=[0]")
     change(made.directory, "  samples: 2\n", "  samples: 3\n")

@@ -179,6 +179,12 @@ def begin(workflow: Any, config: Mapping[str, Any]) -> Invocation:
                 "`make results ... REPEAT=1`, `troll run ... --repeat` or `snakemake ... -C repeat=true`",
                 file=sys.stderr,
             )
+        if workflow.is_main_process and (count := len(targets.finished)):
+            print(
+                f"{count} of {len(targets.runs)} runs have ended in {root}/runs; they are made again only if their "
+                "settings or inputs have changed",
+                file=sys.stderr,
+            )
         if targets.budgeted and workflow.is_main_process:
             _tell_costs(experiment, source)
         count_gpus(workflow, targets.most_gpus)

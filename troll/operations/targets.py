@@ -161,6 +161,13 @@ class Targets:
         return [name for name, row in found.items() if row is not None and here.get(name) != row]
 
     @cached_property
+    def finished(self) -> list[str]:
+        """Ids of the runs that have ended here, also by an earlier version in the same checkout."""
+        return [
+            run.run_id for run in self.runs if Path(self.root, place_of_run(run), "manifest.json").exists()
+        ]
+
+    @cached_property
     def lacking(self) -> list[str]:
         """Places that are not in the tables."""
         return [place for place in places_of(self.runs) if run_id_of(place) not in self.held]
