@@ -14,20 +14,25 @@ from troll.operations.slurm_executor import Executor, controller_answers, instal
 @pytest.fixture
 def executor(monkeypatch):
     """An executor that keeps what it says; its parts that need a workflow are left out."""
-    monkeypatch.setattr(SlurmExecutor, "__post_init__", lambda self: None)
+    monkeypatch.setattr(SlurmExecutor, "__init__", lambda self, workflow, logger: None)
     monkeypatch.setattr(SlurmExecutor, "report_job_success", lambda self, job: None)
     monkeypatch.setattr(SlurmExecutor, "report_job_error", lambda self, job, **_: None)
     monkeypatch.setattr(Executor, "reasons", {})
-    executor, said = object.__new__(Executor), []
-    executor.__post_init__()
+    executor, said = Executor(None, None), []
+    executor.run_uuid = "of-this-workflow"
     executor.logger = SimpleNamespace(warning=said.append, info=said.append)
     executor.said = said
     return executor
 
 
-def job(number, log="", slurm_log=None, *, attempt=1, memory=2000):
+def job(number, log="", slurm_log=None, *, attempt=1, memory=2000, output=(), **resources):
     rule = SimpleNamespace(
-        name="train", log=[log] if log else [], resources={"mem_mb": memory}, attempt=attempt, restart_times=1
+        name="train",
+        log=[log] if log else [],
+        output=output,
+        resources={"mem_mb": memory} | resources,
+        attempt=attempt,
+        restart_times=1,
     )
     return SimpleNamespace(external_jobid=str(number), job=rule, aux={"slurm_logfile": slurm_log})
 
@@ -49,30 +54,61 @@ def answering(monkeypatch, *, running=(), done=()):
     monkeypatch.setattr(SlurmExecutor, "check_active_jobs", check)
 
 
-def test_jobs_of_which_nothing_is_heard_stay_active(executor, monkeypatch):
+@pytest.fixture
+def listed(monkeypatch, tmp_path):
+    """Sets what a stand-in for `squeue` lists; None: no answer."""
+
+    def set_to(*numbers):
+        program = tmp_path / "squeue"
+        words = " ".join(map(str, numbers))
+        program.write_text(f"#!/bin/sh\n{'exit 1' if None in numbers else f'echo {words}'}\n")
+        program.chmod(0o755)
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return set_to
+
+
+def test_jobs_of_which_nothing_is_heard_stay_active(executor, monkeypatch, listed):
     jobs = [job(4), job(5), job(6)]
     answering(monkeypatch)  # what the plugin does if all its attempts fail
+    listed(None)
     assert active(executor, jobs) == jobs and active(executor, jobs) == jobs
     assert executor.next_seconds_between_status_checks == 10
+    listed(4, 5, 6)
     answering(monkeypatch, running=[0], done=[2, 1])
-    monkeypatch.setattr(executor, "_gone", lambda kept: [])
     assert active(executor, jobs) == [jobs[0]]
     assert [text.split("controller ")[1][:7] for text in executor.said] == ["does no", "answers"], "once each"
 
 
-def test_jobs_that_ended_and_were_forgotten_in_an_outage_have_ended(executor, monkeypatch, tmp_path):
-    jobs, ended = [job(4), job(5)], []
+def test_jobs_that_slurm_lists_no_more_have_ended(executor, monkeypatch, listed, tmp_path):
+    ended, failed, marked = [], [], {"7"}
     monkeypatch.setattr(SlurmExecutor, "report_job_success", lambda self, job: ended.append(job))
-    (tmp_path / "squeue").write_text("#!/bin/sh\necho 5\n")
-    (tmp_path / "squeue").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    executor.run_uuid = "of-this-workflow"
-    answering(monkeypatch, running=[0, 1])  # the plugin takes a job that is not listed for a new one
-    assert active(executor, jobs) == jobs and not ended, "no outage"
-    answering(monkeypatch)
-    assert active(executor, jobs) == jobs
-    answering(monkeypatch, running=[0, 1])
-    assert active(executor, jobs) == [jobs[1]] and ended == [jobs[0]]
+    monkeypatch.setattr(SlurmExecutor, "report_job_error", lambda self, job, **_: failed.append(job))
+    whole, missing = tmp_path / "whole", tmp_path / "missing"
+    whole.touch()
+    jobs = [
+        job(4, output=[whole]),
+        job(5, output=[whole, missing], log=str(tmp_path / "5.log")),
+        job(6, output=[whole]),
+        job(7, output=[whole]),  # was cancelled before it began: its output is of an earlier job
+        job(8, output=[missing], slurm_cluster="another"),
+    ]
+    executor.workflow = SimpleNamespace(
+        persistence=SimpleNamespace(
+            external_jobids=lambda job: marked & {info.external_jobid for info in jobs if info.job is job}
+        ),
+        execution_settings=SimpleNamespace(latency_wait=60),
+    )
+    listed(6)
+    for heard in ([0, 1, 2, 3, 4], []):  # whether the plugin takes them for new, or had no answer of sacct
+        ended.clear()
+        answering(monkeypatch, running=heard)
+        assert active(executor, jobs) == jobs[1:] and ended == jobs[:1] and not failed
+    executor.workflow.execution_settings.latency_wait = 0
+    answering(monkeypatch, running=[0, 1, 2, 3])
+    assert active(executor, jobs[1:]) == [jobs[2], jobs[4]] and failed == [jobs[1], jobs[3]]
+    reason = "SLURM job 5 ended without its output, and SLURM no longer knows why (MinJobAge)"
+    assert (tmp_path / "5.log").read_text() == f"error: {reason}\n"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The workflow when SLURM's controller is away, a job needs too much memory, or its node is drained."""
+"""The workflow when SLURM's controller is away or forgets, memory is exceeded, or a node is drained."""
 
 import os
 import re
@@ -105,6 +105,39 @@ def test_an_outage_of_the_controller_costs_no_job(cluster, jobs, submit):
     assert workflow.wait(SECONDS) == 0, workflow.said()
     assert (jobs.root / "data/chains/train.jsonl").exists()
     assert len(jobs.ask("squeue", "-h", "-t", "all").splitlines()) == before + 1
+
+
+@pytest.fixture
+def forgetful(cluster, jobs):
+    """Makes SLURM forget ended jobs as soon as it can."""
+    conf = Path(cluster["SLURM_CONF"])
+    before = conf.read_text()
+    conf.write_text(re.sub("MinJobAge=.*", "MinJobAge=2", before))
+    jobs.ask("scontrol", "reconfigure")
+    yield
+    conf.write_text(before)
+    jobs.ask("scontrol", "reconfigure")
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_jobs_that_slurm_has_forgotten_have_ended(forgetful, jobs, submit, cancelled):
+    target = "base/tiny/chains/manifest.json"
+    workflow = submit([target], "--retries", "0", "--forcerun", "base_model")
+    comment = "rule_base_model"
+    listed = ("squeue", "-h", "-t", "all", "-o", "%i|%k")
+    wait_until(lambda: comment in jobs.ask(*listed), process=workflow)
+    os.kill(workflow.pid, signal.SIGSTOP)  # it asks again when the job is forgotten
+    number = next(row for row in jobs.ask(*listed).splitlines() if comment in row).split("|")[0]
+    if cancelled:
+        jobs.ask("scancel", number)
+    wait_until(lambda: comment not in jobs.ask(*listed))
+    os.kill(workflow.pid, signal.SIGCONT)
+    assert workflow.wait(SECONDS) == cancelled, workflow.said()
+    if cancelled:
+        assert f"SLURM job {number} ended without its output" in workflow.said().strip().splitlines()[-3]
+    else:
+        assert f"SLURM no longer lists job {number}; its output is complete" in workflow.said()
+        assert (jobs.root / target).exists()
 
 
 def test_too_little_memory_is_the_last_word_and_in_the_status(checkout, cluster, jobs, submit):

@@ -1,10 +1,9 @@
 """The SLURM executor plugin for Snakemake, made to survive an outage of SLURM's controller.
 
-With the plugin's own executor (2.8.0) an outage ends a workflow in two ways. If every attempt of one status
-query fails, `check_active_jobs` neither reports nor yields any job, and Snakemake waits for ever for jobs
-about which it never asks again. And ``sbatch`` fails at once, which uses up a job's retries in a minute. The
-setting ``slurm-status-attempts`` does not help: without an answer of ``scontrol`` the plugin asks ``sacct``
-instead of ``squeue`` wherever that program is installed, also where there is no accounting.
+With the plugin's own executor (2.8.0) Snakemake waits for ever if every attempt of one status query fails,
+because `check_active_jobs` then neither reports nor yields any job, and if SLURM forgets an ended job before
+it is asked. And ``sbatch`` fails at once, which uses up a job's retries in a minute. docs/cluster.md, "When
+SLURM is away", has the details, and why no setting helps.
 
 The executor here also writes why SLURM ended a job into the job's log, where the progress line and
 `troll status` find it.
@@ -14,7 +13,8 @@ import asyncio
 import re
 import subprocess
 import threading
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,15 +27,15 @@ _ASK_EVERY_S = 10
 _TIMEOUT_S = 30.0
 _STATE = re.compile(r"SLURM status is: '(\w+)'")
 # Of slurmstepd, by cgroups or by polling, and of the kernel.
-_MEMORY = re.compile(
-    r"oom[-_ ]kill|out of memory|exceeded (?:job|step)? ?memory limit|memory limit", re.IGNORECASE
-)
+_MEMORY = re.compile(r"oom[-_ ]kill|out of memory|memory limit", re.IGNORECASE)
 _STATES = {
     "TIMEOUT": "reached its time limit",
     "NODE_FAIL": "lost its node",
     "BOOT_FAIL": "lost its node, which did not boot",
     "DEADLINE": "could not end before its deadline",
+    "FORGOTTEN": "ended without its output, and SLURM no longer knows why (MinJobAge)",  # our own
 }
+_FORGOTTEN = "SLURM status is: 'FORGOTTEN'"  # as the plugin words a state
 
 
 def install() -> Mapping[str, str]:
@@ -67,13 +67,13 @@ class Executor(SlurmExecutor):
     reasons: ClassVar[dict[str, str]] = {}
     """Why SLURM ended the last attempt of jobs, by the job's log."""
 
-    def __post_init__(self) -> None:
-        """Prepares the plugin's executor."""
+    def __init__(self, workflow: Any, logger: Any) -> None:
+        """Makes ready for the first check, which the plugin's executor may begin before it is complete."""
         self._ending = threading.Event()
-        self._away = threading.Event()
-        self._was_away = threading.Event()  # until a query has succeeded after that
+        self._away = False
         self._reported: set[str] = set()
-        super().__post_init__()
+        self._missed: dict[str, float] = {}  # when SLURM first did not list a job
+        super().__init__(workflow, logger)
 
     def run_job(self, job: Any) -> None:
         """Submits a job as soon as the controller answers."""
@@ -88,40 +88,49 @@ class Executor(SlurmExecutor):
     async def check_active_jobs(self, active_jobs: list[Any]) -> AsyncGenerator[Any, None]:
         """Yields the jobs that have not ended, among them all those about which SLURM gave no answer."""
         self._reported.clear()
-        kept = []
-        async for job in super().check_active_jobs(active_jobs):
-            kept.append(job)
+        kept = [job async for job in super().check_active_jobs(active_jobs)]
         heard = {job.external_jobid for job in kept} | self._reported
         unknown = [job for job in active_jobs if job.external_jobid not in heard]
-        if unknown:
+        listed = await asyncio.to_thread(self._listed) if kept or unknown else None
+        if unknown and listed is None:
             self._say_away()
             self.next_seconds_between_status_checks = _ASK_EVERY_S
         elif active_jobs:
-            if self._was_away.is_set():
-                # Snakemake checks their output, and repeats a job that lacks some.
-                for job in (gone := await asyncio.to_thread(self._gone, kept)):
-                    self.report_job_success(job)
-                kept = [job for job in kept if job not in gone]
             self._say_back()
         for job in (*kept, *unknown):
-            yield job
+            if listed is None or job.external_jobid in listed or not self._forgotten(job):
+                yield job
 
-    def _gone(self, jobs: Sequence[Any]) -> list[Any]:
-        """Returns jobs of which the controller has no record any more: ended, and forgotten in an outage.
-
-        It keeps ended jobs for MinJobAge, which may be shorter than an outage. Other clusters are not asked.
-        """
-        ids = ["squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i"]
-        ids += ["--name", self.run_uuid]
+    def _listed(self) -> set[str] | None:
+        """Asks which of this workflow's jobs SLURM still lists, ended ones too; None without an answer."""
+        command = ["squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i"]
+        command += ["--name", self.run_uuid]
         try:
-            told = subprocess.run(ids, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+            told = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
         except (OSError, subprocess.SubprocessError):
-            return []
-        self._was_away.clear()
-        known = set(told.stdout.split())
-        keys = ("cluster", "clusters", "slurm_cluster")
-        here = [job for job in jobs if not any(job.job.resources.get(key) for key in keys)]
-        return [job for job in here if job.external_jobid not in known]
+            return None
+        return set(told.stdout.split())
+
+    def _forgotten(self, job_info: Any) -> bool:
+        """Reports a job that SLURM does not list, by what it left; False while its files may yet appear.
+
+        SLURM lists ended jobs for MinJobAge, which an outage, or the time between two checks, may exceed.
+        The plugin takes such a job for a new one, and waits. Jobs of other clusters are left to it.
+        """
+        job, number = job_info.job, job_info.external_jobid
+        if any(job.resources.get(key) for key in ("cluster", "clusters", "slurm_cluster")):
+            return False
+        since = self._missed.setdefault(number, time.monotonic())
+        # Snakemake marks outputs with the number of a job, until the job begins; it then deletes them.
+        began = not self.workflow.persistence.external_jobids(job)
+        if began and all(Path(file).exists() for file in job.output):
+            self.logger.info(f"SLURM no longer lists job {number}; its output is complete")
+            self.report_job_success(job_info)
+        elif time.monotonic() - since < self.workflow.execution_settings.latency_wait:
+            return False
+        else:
+            self.report_job_error(job_info, msg=f"SLURM-job '{number}' failed, {_FORGOTTEN}. ")
+        return True
 
     def report_job_success(self, job_info: Any) -> None:
         """Reports a job that SLURM has completed."""
@@ -154,17 +163,16 @@ class Executor(SlurmExecutor):
         return True
 
     def _say_away(self) -> None:
-        self._was_away.set()
-        if not self._away.is_set():
-            self._away.set()
+        if not self._away:
             self.logger.warning(
                 "SLURM's controller does not answer; jobs go on without it, and this workflow waits for it"
             )
+        self._away = True
 
     def _say_back(self) -> None:
-        if self._away.is_set():
-            self._away.clear()
+        if self._away:
             self.logger.info("SLURM's controller answers again")
+        self._away = False
 
 
 def _log_of(job_info: Any) -> str:
