@@ -4,10 +4,14 @@ from itertools import pairwise
 
 import pytest
 import torch
+from accelerate import Accelerator
 from hypothesis import given
 from hypothesis import strategies as st
 
+from troll.algorithms.aggregation import RELEASED, aggregate
 from troll.training.batches import (
+    RESPONSE_WEIGHTS,
+    balanced,
     cut_by_tokens,
     join_rows,
     mixed_groups,
@@ -15,6 +19,7 @@ from troll.training.batches import (
     split_to,
     take_rows,
     trim,
+    with_response_weights,
 )
 
 
@@ -91,6 +96,70 @@ def test_parts_hold_every_response_once_within_the_budget(lengths, budget, data)
     for first, second in pairwise(groups):
         assert (len(first) + 1) * int(lengths[first[0]]) > budget
         assert lengths[first].min() >= lengths[second].max()
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.data())
+def test_groups_are_balanced(costs, data):
+    count = data.draw(st.integers(1, len(costs)))
+    groups = [rows.tolist() for rows in balanced(costs, count)]
+    assert len(groups) == count and sorted(row for rows in groups for row in rows) == list(range(len(costs)))
+    sums = [sum(costs[row] for row in rows) for rows in groups]
+    assert max(sums) - min(sums) <= max(costs)
+
+
+def test_groups_by_the_differencing_method_by_hand():
+    # The classic example: 8, 7, 6, 5, 4 leave a difference of 2, where the best cut has none.
+    groups = balanced([8, 7, 6, 5, 4], 2)
+    assert sorted(sum([8, 7, 6, 5, 4][row] for row in rows) for rows in groups) == [14, 16]
+
+
+def micro_batch(prompts, responses):
+    """Masks of prompts and responses of these lengths."""
+    prompt, response = torch.tensor(prompts), torch.tensor(responses)
+    return {
+        "prompt_mask": (torch.arange(int(prompt.max())) < prompt.unsqueeze(1)).long(),
+        "completion_mask": (torch.arange(int(response.max())) < response.unsqueeze(1)).long(),
+    }
+
+
+def test_the_released_aggregation_is_a_token_mean_of_each_micro_batch():
+    """By its formula: sum over micro-batches of (responses in it / all responses) x (its token mean)."""
+    generator = torch.Generator().manual_seed(0)
+    prompts, responses = [3, 3, 5, 5, 2, 2, 4, 4], [9, 2, 7, 12, 1, 6, 3, 10]
+    whole = micro_batch(prompts, responses)
+    losses = torch.randn(8, 12, generator=generator, dtype=torch.float64)
+    (found,) = with_response_weights([whole], 30, Accelerator(cpu=True))
+    lengths = torch.tensor(prompts) + torch.tensor(responses)
+    groups = balanced((24576 * lengths + lengths**2).tolist(), 3)  # 78 tokens in three times 30
+    mask, weights = whole["completion_mask"].bool(), found[RESPONSE_WEIGHTS]
+    assert weights.dtype == torch.float64
+    expected = sum(len(rows) / 8 * losses[rows][mask[rows]].mean() for rows in groups)
+    assert aggregate(losses, mask, RELEASED, weights=weights).item() == pytest.approx(
+        float(expected), rel=1e-12
+    )
+    assert abs(float(expected) - float(losses[mask].mean())) > 1e-3, "as token-mean, which proves nothing"
+    # Cut anywhere for the passes, it is the same.
+    parts = [
+        take_rows(found, rows) | {"rows": rows}
+        for rows in (torch.tensor([5, 0, 2]), torch.tensor([1, 3, 4, 6, 7]))
+    ]
+    shares = [
+        aggregate(losses[part["rows"]], part["completion_mask"], RELEASED, weights=part[RESPONSE_WEIGHTS])
+        for part in parts
+    ]
+    assert sum(shares).item() == pytest.approx(float(expected), rel=1e-12)
+    # And in whichever micro-batches they come, the groups are those of the whole mini-batch.
+    two = [micro_batch(prompts[:3], responses[:3]), micro_batch(prompts[3:], responses[3:])]
+    again = with_response_weights(two, 30, Accelerator(cpu=True))
+    assert torch.equal(torch.cat([part[RESPONSE_WEIGHTS] for part in again]), weights)
+
+
+def test_without_a_budget_released_micro_batches_are_those_given():
+    two = [micro_batch([1, 1], [4, 2]), micro_batch([1], [3])]
+    found = [
+        part[RESPONSE_WEIGHTS].tolist() for part in with_response_weights(two, None, Accelerator(cpu=True))
+    ]
+    assert found == [pytest.approx([2 / 3 / 6] * 2), pytest.approx([1 / 3 / 3])]
 
 
 def test_trimming_takes_padding_and_nothing_else():

@@ -186,6 +186,22 @@ def test_options_of_trl_name_the_trust_region_that_is_not_named(options, rule, a
     assert (found.rule.name, found.aggregation) == (rule, aggregation)
 
 
+@pytest.mark.parametrize(
+    ("rule", "estimator", "aggregation"),
+    [
+        ("troll", None, "released"),
+        ("troll", "dr-grpo", "released"),
+        ("troll-seq", "grpo", "released"),
+        ("clip", "grpo", "released"),
+        ("clip", "dr-grpo", "seq-mean-token-sum-norm"),
+        ("gspo-clip", "grpo", "seq-mean-token-mean"),
+    ],
+)
+def test_the_released_aggregation_is_trolls_and_that_of_token_means(rule, estimator, aggregation):
+    found = config(trust_region=rule, estimator=estimator, aggregation="released").resolve()
+    assert found.aggregation == aggregation
+
+
 def test_bounds_of_a_rule_that_trls_loss_type_names_are_trls():
     cispo = {"loss_type": "cispo"}
     assert settings_of(**cispo) == {"ratio_max": 0.2}

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, ProcessorMixin
 from troll.algorithms.trust_regions import ConstraintBreach, Thresholds
 from troll.common.errors import UserError
 from troll.experiment.settings import Critic
+from troll.training.batches import RESPONSE_WEIGHTS
 from troll.training.config import TrustRegionConfig
 from troll.training.diagnostics import Diagnostics
 from troll.training.tokenizer import load_tokenizer
@@ -76,6 +77,39 @@ def test_micro_batches_do_not_change_the_update(make):
     for trainer in (whole, parts):
         trainer.train()
     torch.testing.assert_close(parameters(parts), parameters(whole), rtol=0, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_the_released_aggregation_weighs_the_responses_of_a_step(make):
+    class Uneven(TrustRegionTrainer):
+        def _generate_single_turn(self, *args, **kwargs):
+            responses, *rest = super()._generate_single_turn(*args, **kwargs)
+            return [ids[: 2 + 2 * (row % 4)] for row, ids in enumerate(responses)], *rest
+
+    class Weighed(Uneven):
+        def _part_loss(self, model, inputs, share):
+            tokens, step = inputs["completion_mask"].sum(1), self.state.global_step
+            seen = [*zip(tokens.tolist(), inputs[RESPONSE_WEIGHTS].tolist(), strict=True)]
+            self.seen = getattr(self, "seen", {})
+            self.seen[step] = [*self.seen.get(step, []), *seen]
+            return super()._part_loss(model, inputs, share)
+
+    def trained(kind, **method):
+        trainer = make(kind, trust_region="troll", config={"optim": "sgd", "learning_rate": 0.1}, **method)
+        trainer.train()
+        return trainer
+
+    whole, mean = (
+        trained(Weighed, aggregation="released"),
+        trained(Uneven, aggregation="token-mean"),
+    )
+    # One micro-batch: its token mean.
+    torch.testing.assert_close(parameters(whole), parameters(mean), rtol=0, atol=2e-5)
+    parts = trained(Weighed, aggregation="released", micro_batch_tokens=30)
+    for step in parts.seen.values():
+        assert len(step) == 4 and sum(tokens * weight for tokens, weight in step) == pytest.approx(1)
+    assert any(len({weight for _, weight in step}) > 1 for step in parts.seen.values())
+    assert (parameters(parts) - parameters(mean)).abs().max() > 1e-4
 
 
 class CountedPasses(TrustRegionTrainer):

@@ -180,10 +180,15 @@ class Training(StrictModel):
         "for each",
     )
     aggregation: (
-        Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] | None
+        Literal[
+            "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "released"
+        ]
+        | None
     ) = Field(
         None,
-        description="how token losses are averaged; none: as the trust region or the estimator defines it",
+        description="how token losses are averaged; none: as the trust region or the estimator defines it; "
+        "`released`, as in the paper's code: for TROLL's rules and where it would be token-mean, the token "
+        "mean of each micro-batch of `micro_batch_tokens`, weighted by its share of the responses",
     )
     critic: Critic | None = Field(None, description="value model, required by estimators that use values")
     regulariser: Regulariser | None = Field(

@@ -209,6 +209,7 @@ def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str
 
 def kept_aggregations(experiment: Experiment) -> list[str]:
     """Returns a line for each trust region that uses its own aggregation instead of the one configured."""
+    from troll.algorithms.aggregation import RELEASED
     from troll.algorithms.trust_regions import TRUST_REGIONS
 
     asked = {(run.trust_region, experiment.training_of(run).aggregation or "") for run in experiment.runs()}
@@ -216,7 +217,9 @@ def kept_aggregations(experiment: Experiment) -> list[str]:
         f"trust_regions.{name}: {region.rule} uses its own aggregation, {own}, instead of {other}"
         for name, region in experiment.trust_regions.items()
         if (own := TRUST_REGIONS[region.rule].aggregation)
-        for other in sorted(other for of_name, other in asked if of_name == name and other not in ("", own))
+        for other in sorted(
+            other for of_name, other in asked if of_name == name and other not in ("", own, RELEASED)
+        )
     ]
 
 

@@ -1,5 +1,6 @@
 """Operations on rollout batches: masks, selecting, splitting, trimming and joining rows, length penalty."""
 
+import heapq
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,10 @@ OLD = "old_"
 
 # Padding values; 0 for all other tensors.
 _FILL: Mapping[str, float] = {OLD + name: value for name, value in BATCH_PADDING.items()} | {"tool_mask": 1}
+_COST = 24576  # a response of L tokens costs as much as 24,576 L + L², for a model of 7B parameters (verl)
 _LEFT = ("prompt_ids", "prompt_mask")
 _NO_TOKENS = ("group_rewards",)  # [B, G]
+RESPONSE_WEIGHTS = "response_weights"
 
 
 def loss_mask(batch: Mapping[str, Any]) -> Tensor:
@@ -58,6 +61,61 @@ def step_counts(batches: Sequence[Mapping[str, Any]], accelerator: Accelerator) 
     totals = accelerator.reduce(counts.double(), reduction="sum").unbind()
     names = ("step_tokens", "step_sequences", "step_responses")
     return [{**batch, **dict(zip(names, totals, strict=True))} for batch in batches]
+
+
+def with_response_weights(
+    batches: Sequence[Mapping[str, Any]], budget: int | None, accelerator: Accelerator
+) -> list[dict[str, Any]]:
+    """Add the weights [B] of the aggregation ``released`` to this process's micro-batches of a step.
+
+    The released code cuts the responses of a process into micro-batches of at most ``budget`` prompt and
+    response tokens on average, as few as possible and equally many on all processes, and balances their cost.
+    A micro-batch counts with its token mean times its share of the process's responses. Without a budget,
+    its micro-batches are those given.
+
+    Source: verl/trainer/ppo/core_algos.py, workers/actor/dp_actor.py and utils/seqlen_balancing.py there.
+    """
+    tokens = torch.cat([loss_mask(batch).sum(1) for batch in batches]).double()
+    sizes = [len(batch["completion_mask"]) for batch in batches]
+    if budget is None:
+        groups = list(torch.split(torch.arange(len(tokens)), sizes))
+    else:
+        lengths = torch.cat(
+            [batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1) for batch in batches]
+        )
+        least = lengths.sum().div(budget).ceil().clamp(1, len(lengths)).long()
+        count = int(accelerator.gather(least.reshape(1)).max())
+        groups = balanced((_COST * lengths + lengths.square()).tolist(), count)
+    weights = torch.zeros_like(tokens)
+    for group in groups:
+        rows = group.to(tokens.device)
+        share = len(group) / len(tokens) / accelerator.num_processes
+        weights[rows] = share / tokens[rows].sum().clamp(min=1)
+    parts = torch.split(weights, sizes)
+    return [{**batch, RESPONSE_WEIGHTS: part} for batch, part in zip(batches, parts, strict=True)]
+
+
+def balanced(costs: Sequence[float], count: int) -> list[Tensor]:
+    """Cut rows into ``count`` groups whose summed costs are about equal; returns the rows of each group.
+
+    Largest differencing method (Karmarkar and Karp 1982) for several groups: the two partial solutions that
+    are farthest from equal are joined, the largest group of one with the smallest of the other.
+    """
+    heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
+    for row, cost in enumerate(costs):
+        sums: list[tuple[float, list[int]]] = [(cost, [row])]
+        heap.append((-cost if count > 1 else 0.0, row, sums + [(0.0, []) for _ in range(count - 1)]))
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        _, order, first = heapq.heappop(heap)
+        _, _, second = heapq.heappop(heap)
+        joined = [
+            (high + low, [*rows, *others])
+            for (high, rows), (low, others) in zip(first, reversed(second), strict=True)
+        ]
+        joined.sort(key=lambda group: group[0], reverse=True)
+        heapq.heappush(heap, (joined[-1][0] - joined[0][0], order, joined))
+    return [torch.tensor(sorted(rows)) for _, rows in heap[0][2] if rows]
 
 
 def parts_within(inputs: Mapping[str, Any], budget: int, accelerator: Accelerator) -> list[dict[str, Any]]:

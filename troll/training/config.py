@@ -52,8 +52,10 @@ class TrustRegionConfig(GRPOConfig):
         default=None,
         metadata={
             "help": "How token losses are reduced to one number: token-mean, seq-mean-token-mean, "
-            "seq-mean-token-sum or seq-mean-token-sum-norm. If not set, the estimator's aggregation, else "
-            "that of `loss_type` in TRL. A trust region that requires one overrides all of these."
+            "seq-mean-token-sum, seq-mean-token-sum-norm, or released: for troll and troll-seq, and where it "
+            "would be token-mean, a token mean of each micro-batch, as in the paper's released code. If not "
+            "set, the estimator's aggregation, else that of `loss_type` in TRL. A trust region that requires "
+            "one overrides all of these, except released."
         },
     )
     keep: int = field(default=64, metadata={"help": "K, tokens kept of each old distribution (paper: 64)."})

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from torch.utils.data import IterableDataset
 
 from troll.algorithms.advantages import ESTIMATORS, EstimatorInfo
-from troll.algorithms.aggregation import check_aggregation
+from troll.algorithms.aggregation import RELEASED, check_aggregation
 from troll.algorithms.trust_regions import TRUST_REGIONS, RuleInfo
 from troll.common.errors import UserError, unknown
 from troll.common.explain import explain
@@ -30,6 +30,9 @@ BLOCKS: Mapping[str, type[BaseModel]] = {
     "pretraining": Pretraining,
 }
 """Blocks of settings; an experiment file uses the same names."""
+
+PROJECTING = ("troll", "troll-seq", "troll-adaptive")
+"""Rules of which the released code takes the token mean whatever the aggregation: it has two of them."""
 
 Anchor = Literal["old", "sampler"]
 Block = TypeVar("Block", bound=BaseModel)
@@ -67,7 +70,7 @@ def resolve(args: Any) -> Method:
     """Resolves a `TrustRegionConfig`; rejects invalid options and options without effect."""
     blocks: dict[str, Any] = {name: _block(name, kind, getattr(args, name)) for name, kind in BLOCKS.items()}
     if args.aggregation is not None:
-        check_aggregation(args.aggregation)
+        check_aggregation(args.aggregation, of_run=True)
     rule = TRUST_REGIONS.find(_rule_name(args.trust_region, args.loss_type, args.importance_sampling_level))
     check_options(args, rule.name)
     _check_sampler(args, rule.name)
@@ -80,7 +83,8 @@ def resolve(args: Any) -> Method:
     _check_blocks(estimator, blocks)
     # clip on whole responses is TRL's loss, aggregated by `loss_type`; gspo-clip by name is the paper's.
     required = None if args.trust_region == "clip" else rule.aggregation
-    aggregation = _aggregation(args, required, estimator.aggregation if estimator else None)
+    own = estimator.aggregation if estimator else None
+    aggregation = _aggregation(args, required, own, projects=rule.name in PROJECTING)
     return Method(rule, settings, estimator, estimator_settings, aggregation, **blocks)
 
 
@@ -142,10 +146,17 @@ def _rule_settings(args: Any, rule: RuleInfo) -> dict[str, Any]:
     return settings
 
 
-def _aggregation(args: Any, rule: str | None, estimator: str | None) -> str:
-    """The rule's aggregation, else the configuration's, else the estimator's, else that of ``loss_type``."""
-    expected = AGGREGATIONS[args.loss_type]
-    chosen: str = rule or args.aggregation or estimator or expected
+def _aggregation(args: Any, rule: str | None, estimator: str | None, *, projects: bool) -> str:
+    """The rule's aggregation, else the configuration's, else the estimator's, else that of ``loss_type``.
+
+    ``released`` applies to rules that project, and instead of token-mean; other rules and estimators keep
+    their own.
+    """
+    expected, asked = AGGREGATIONS[args.loss_type], args.aggregation
+    released = asked == RELEASED
+    chosen: str = rule or (None if released else asked) or estimator or expected
+    if released and (projects or chosen == "token-mean"):
+        chosen = RELEASED
     if is_set(args, "loss_type") and chosen != expected:
         source = "the trust region" if rule else "aggregation" if args.aggregation else "the estimator"
         raise UserError(

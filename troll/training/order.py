@@ -5,9 +5,11 @@ from typing import Any
 
 import torch
 
+from troll.algorithms.aggregation import RELEASED
 from troll.algorithms.trust_regions import TrustRegion
 from troll.common.seeding import derive_seed
-from troll.training.batches import step_counts
+from troll.training.batches import step_counts, with_response_weights
+from troll.training.method import Method
 from troll.training.policy_lag import PolicyLag
 from troll.training.trl_parts import GRPOTrainer, RepeatSampler
 
@@ -45,6 +47,7 @@ class OrderedTrainer(GRPOTrainer):
     its start. The normalisers thus count all tokens of the step, however steps and rollout batches overlap.
     """
 
+    method: Method
     trust_region: TrustRegion
     policy_lag: PolicyLag
     step_inputs: list[dict[str, Any]] = []  # noqa: RUF012 - never mutated
@@ -106,6 +109,9 @@ class OrderedTrainer(GRPOTrainer):
         finally:
             self._step = self._step_begun = first
         self._fetched, self.step_inputs = None, step_counts(inputs, self.accelerator)
+        if self.method.aggregation == RELEASED:
+            budget = self.args.micro_batch_tokens
+            self.step_inputs = with_response_weights(self.step_inputs, budget, self.accelerator)
 
     def _seed_rollouts(self, stream: str) -> None:
         coordinates = {"seed": self.args.seed, "process": self.accelerator.process_index}

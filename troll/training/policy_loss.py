@@ -11,7 +11,7 @@ from troll.algorithms.aggregation import aggregate
 from troll.algorithms.trust_regions import GroupRewards, StepTokens, TokenLosses, TokenPolicy, TrustRegion
 from troll.common.errors import NotFinite
 from troll.training.agreement import Agreement
-from troll.training.batches import loss_mask
+from troll.training.batches import RESPONSE_WEIGHTS, loss_mask
 from troll.training.config import TrustRegionConfig
 from troll.training.diagnostics import Diagnostics, Report
 from troll.training.entropy_bonus import HIGH_ENTROPY, EntropyBonus, high_entropy
@@ -184,6 +184,7 @@ class PolicyLoss:
             sequences=part.inputs["step_sequences"],
             responses=part.inputs["step_responses"],
             max_response_tokens=self.options.max_completion_length,
+            weights=part.inputs.get(RESPONSE_WEIGHTS),
         )
 
     def _logged(self, metrics: dict[str, Tensor], part: _Part) -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from troll.common.errors import UserError
 from troll.training.learning_signal import LearningSignal
-from troll.training.method import Method
 from troll.training.order import OrderedTrainer
 
 
@@ -29,7 +28,6 @@ def check_greedy(trainer: Any) -> None:
 class RewardedTrainer(OrderedTrainer):
     """TRL's trainer with access to the reward of each response and of greedy responses."""
 
-    method: Method
     signal: LearningSignal
     generated_samples: int
     generation_config: Any  # TRL's, as are those below
