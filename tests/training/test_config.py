@@ -98,6 +98,7 @@ def test_blocks_may_be_settings_mappings_or_json():
         ("aggregation: unknown name", {"aggregation": "mean"}),
         ("overlong.buffer is 0, must be an integer > 0", {"estimator": "grpo", "overlong": {"buffer": 0}}),
         ("regulariser: unknown key|unknown key 'weight'", {"regulariser": {"weight": 1}}),
+        ("max_prompt_tokens is 0, must be a number of tokens, 1 or more", {"max_prompt_tokens": 0}),
         ("top_p is 0.9", {"top_p": 0.9}),
         ("min_p is 0.1", {"min_p": 0.1}),
         ("generation_kwargs: top_k is 5", {"generation_kwargs": {"top_k": 5}}),

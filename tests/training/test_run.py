@@ -17,7 +17,9 @@ from troll.common.digests import digest_of_json
 from troll.common.files import write_json
 from troll.evaluation.grading import grade
 from troll.evaluation.sampling import sample
+from troll.tasks.prompts import encode
 from troll.tasks.registry import get_task
+from troll.training.prompts import load_policy_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -228,3 +230,24 @@ def test_a_loss_that_is_not_finite_is_an_error_or_a_run_that_solves_nothing(
     assert (tidy.items["c"] == 0).all()
     assert stopped_runs(tidy.runs) == {manifest["run_id"]}
     assert per_run(tidy.runs)[["auc", "final"]].to_numpy().tolist() == [[0.0, 0.0]]
+
+
+def test_problems_with_long_prompts_are_omitted_or_cut_and_counted(
+    configure, guessing_base, run_data, tmp_path
+):
+    """With `cut`, training goes on with the end of each prompt, and no problem is missing."""
+    problems = get_task("chains").load(run_data / "train.jsonl")
+    lengths = sorted(len(ids) for ids in encode(load_policy_tokenizer(guessing_base), problems))
+    limit = lengths[16]
+    settings = {"rollout_batches": 1, "validate_every": 0, "max_prompt_tokens": limit}
+    found = {}
+    for how in ("omit", "cut"):
+        out = configure(tmp_path / how, long_prompts=how, **settings)
+        subprocess.run(command(out, guessing_base, run_data), check=True)
+        found[how] = json.loads((out / "manifest.json").read_text())
+    longer = sum(length > limit for length in lengths)
+    assert 0 < longer == found["omit"]["overlong_train"] == found["cut"]["cut_train"]
+    assert "overlong_train" not in found["cut"]
+    said = [(tmp_path / how / "log").read_text() for how in found]
+    assert f"omitted because their prompts have more than {limit} tokens" in said[0]
+    assert f"lose the start of their prompts, which have more than {limit} tokens" in said[1]

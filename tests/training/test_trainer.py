@@ -112,6 +112,24 @@ def test_the_released_aggregation_weighs_the_responses_of_a_step(make):
     assert (parameters(parts) - parameters(mean)).abs().max() > 1e-4
 
 
+@pytest.mark.slow
+def test_long_prompts_lose_their_first_tokens(make):
+    class Kept(TrustRegionTrainer):
+        def _part_loss(self, model, inputs, share):
+            self.seen = [
+                ids[mask.bool()].tolist()
+                for ids, mask in zip(inputs["prompt_ids"], inputs["prompt_mask"], strict=True)
+            ]
+            return super()._part_loss(model, inputs, share)
+
+    found = {}
+    for longest in (None, 6):
+        trainer = make(Kept, steps=1, trust_region="clip", max_prompt_tokens=longest)
+        trainer.train()
+        found[longest] = trainer.seen
+    assert max(map(len, found[None])) > 6 and found[6] == [ids[-6:] for ids in found[None]]
+
+
 class CountedPasses(TrustRegionTrainer):
     """Keeps the number of tokens, padding included, of every pass that learns."""
 

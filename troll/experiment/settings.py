@@ -167,7 +167,14 @@ class Training(StrictModel):
     gradient_clipping: Positive = Field(1.0, description="largest global gradient norm")
     temperature: Positive = Field(1.0, description="sampling temperature of rollouts")
     max_prompt_tokens: Count | None = Field(
-        None, description="longest prompt in tokens; longer ones are not trained on, and are counted"
+        None, description="longest prompt in tokens; what happens to longer ones: long_prompts"
+    )
+    # Left out at its default, so that digests of older configurations stay the same.
+    long_prompts: Literal["omit", "cut"] = Field(
+        "omit",
+        description="problems whose prompts have more than max_prompt_tokens: they are neither trained "
+        "nor validated on (omit), or their prompts lose their first tokens (cut; paper); both are counted",
+        exclude_if=lambda value: value == "omit",
     )
     max_response_tokens: Count = Field(4096, description="longest response in tokens")
     keep: Count = Field(64, description="K, largest number of tokens kept of each old distribution")

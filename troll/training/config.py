@@ -71,6 +71,12 @@ class TrustRegionConfig(GRPOConfig):
             "that only the other one keeps; needs one more pass of the language-model head."
         },
     )
+    max_prompt_tokens: int | None = field(
+        default=None,
+        metadata={
+            "help": "Longer prompts lose their first tokens, chat template included. If not set, none."
+        },
+    )
     policy_lag: int = field(
         default=0,
         metadata={

@@ -74,6 +74,9 @@ def resolve(args: Any) -> Method:
     rule = TRUST_REGIONS.find(_rule_name(args.trust_region, args.loss_type, args.importance_sampling_level))
     check_options(args, rule.name)
     _check_sampler(args, rule.name)
+    longest = args.max_prompt_tokens
+    if longest is not None and (not isinstance(longest, int) or isinstance(longest, bool) or longest < 1):
+        raise UserError(f"max_prompt_tokens is {longest!r}, must be a number of tokens, 1 or more")
     settings = TRUST_REGIONS.complete(rule.name, _rule_settings(args, rule))
     estimator: EstimatorInfo | None = None
     estimator_settings: Mapping[str, Any] = {}

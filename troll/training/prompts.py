@@ -78,25 +78,31 @@ def prompt_of(tokenizer: Any, problem: Problem) -> str | list[dict[str, str]]:
 
 
 def read_problems(
-    files: Mapping[str, tuple[Task, Path]], tokenizer: Any, limit: int | None, thinking: str = "off"
+    files: Mapping[str, tuple[Task, Path]],
+    tokenizer: Any,
+    limit: int | None,
+    thinking: str = "off",
+    *,
+    cut: bool = False,
 ) -> tuple[dict[str, list[Problem]], dict[str, int], str]:
     """The problems of each file whose prompts have at most ``limit`` tokens, chat template included.
 
-    Also returns the numbers of omitted problems, ``overlong_<name of the file>``, and a digest of the token
-    ids of all prompts, omitted ones included.
+    With ``cut``, all problems: the trainer cuts their prompts. Also returns the numbers of problems omitted,
+    ``overlong_<name of the file>``, or cut, ``cut_<name of the file>``, and a digest of the token ids of all
+    prompts, omitted ones included.
     """
     kept, overlong, read = {}, {}, []
     for name, (task, path) in files.items():
         problems = task.load(path)
         ids = encode(tokenizer, problems, thinking=thinking)
-        read += ids
-        kept[name] = [
-            item for item, one in zip(problems, ids, strict=True) if limit is None or len(one) <= limit
-        ]
-        overlong[f"overlong_{name}"] = len(problems) - len(kept[name])
+        fits = [limit is None or len(one) <= limit for one in ids]
+        read += [one[-limit:] for one in ids] if cut and limit is not None else ids
+        kept[name] = [item for item, short in zip(problems, fits, strict=True) if cut or short]
+        overlong[f"{'cut' if cut else 'overlong'}_{name}"] = fits.count(False)
         if not kept[name]:
             raise UserError(f"{path}: every prompt has more than {limit} tokens; raise max_prompt_tokens")
     if any(overlong.values()):
-        counts = " and ".join(f"{count} {name[9:]}" for name, count in overlong.items())
-        say(f"{counts} problems omitted because their prompts have more than {limit} tokens")
+        counts = " and ".join(f"{count} {name.partition('_')[2]}" for name, count in overlong.items())
+        what = "lose the start of their prompts, which" if cut else "omitted because their prompts"
+        say(f"{counts} problems {what} have more than {limit} tokens")
     return kept, overlong, digest_of_ids(read)

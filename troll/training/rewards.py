@@ -35,6 +35,11 @@ class RewardedTrainer(OrderedTrainer):
     _pending_metrics: dict[str, Any]
     _pending_extra_logs: dict[str, Any]
 
+    def _tokenize_prompts(self, prompts: Any) -> Any:
+        ids, *rest = super()._tokenize_prompts(prompts)
+        limit = self.args.max_prompt_tokens
+        return ([one[-limit:] for one in ids] if limit is not None else ids, *rest)
+
     def _report(self, name: str, value: Tensor | float) -> None:
         """Adds a number, averaged over processes, to the log of the next optimiser step."""
         value = torch.as_tensor(value, dtype=torch.float64, device=self.accelerator.device)

@@ -84,6 +84,7 @@ def trainer_config(config: RunConfig, out: Path, *, bfloat16: bool = False) -> T
         num_iterations=training.num_iterations,
         # TRL rejects groups of one, which are valid with a critic; the actual number is set below.
         num_generations=training.responses_per_prompt if training.responses_per_prompt > 1 else responses,
+        max_prompt_tokens=training.max_prompt_tokens if training.long_prompts == "cut" else None,
         max_completion_length=training.max_response_tokens,
         temperature=training.temperature,
         top_p=1.0,
@@ -249,7 +250,9 @@ def train_run(
     check_checkpoint(base)
     tokenizer = load_policy_tokenizer(base)
     files = _files(config, task, data, suites)
-    problems, overlong, prompts = read_problems(files, tokenizer, training.max_prompt_tokens, config.thinking)
+    problems, overlong, prompts = read_problems(
+        files, tokenizer, training.max_prompt_tokens, config.thinking, cut=training.long_prompts == "cut"
+    )
     train, validation = problems["train"], problems.get("validation", [])
     if len(train) < training.prompts_per_batch:
         raise UserError(

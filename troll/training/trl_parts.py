@@ -23,6 +23,7 @@ METHODS: Mapping[type, tuple[str, ...]] = {
             "_get_per_token_logps_and_entropies",
             "_get_train_sampler",
             "_prepare_inputs",
+            "_tokenize_prompts",
             "get_off_policy_mask",
         ),
     ),
