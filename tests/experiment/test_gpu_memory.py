@@ -3,11 +3,13 @@
 import itertools
 import json
 
+import pandas as pd
 import pytest
 import torch
 from pydantic import ValidationError
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from troll.experiment.files import load_experiment
 from troll.experiment.gpu_memory import (
     CARDS,
     GIB,
@@ -24,6 +26,7 @@ from troll.experiment.gpu_memory import (
 )
 from troll.experiment.model_settings import Hub, Wheel
 from troll.experiment.model_shapes import shape_of, shape_of_config, typical_shape
+from troll.experiment.published import read_published
 from troll.experiment.settings import Regulariser, Training
 
 # Parameters as public sources state them: keras-hub's presets of Qwen3; "1.35B parameters" in verl's log.
@@ -200,6 +203,34 @@ def test_the_memory_of_a_step_is_what_was_measured(measured):
     saved = saved_bytes(qwen, "bfloat16") * qwen.layers * 8 * 1280
     estimated = (saved + head_bytes(qwen, 8192, weight_bytes=2)) / 2**20
     assert estimated == pytest.approx(measured["step, clip", "auto"], rel=0.01)
+
+
+def test_the_error_against_known_runs_is_stated(repository):
+    """Peaks of tensors in the released runs, without CUDA and NCCL, and the paper's peaks."""
+    text = (repository / "docs/cluster.md").read_text()
+    experiment = load_experiment(repository / "workflow/config/smollm2-gpu.yaml")
+    runs = {run.run_id: run for run in experiment.runs()}
+    tidy = pd.read_parquet(
+        repository / "results/released/smollm2-gpu/tidy", columns=["run_id", "metric", "value", "source"]
+    )
+    rows = tidy[(tidy["metric"] == "peak_gib") & (tidy["source"] == "manifest")]
+    peaks = rows[rows["run_id"].isin(runs)].set_index("run_id")["value"]
+    small, estimates = shape_of(experiment.models["SmolLM2-135M-150steps"].pretrained), {}
+    for run_id in peaks.index:
+        update = dict(memory_of(small, experiment.training_of(runs[run_id]), 80).update)
+        del update["CUDA, NCCL and the rest"]
+        estimates[run_id] = sum(update.values())
+    errors = pd.Series(estimates) / peaks - 1
+    assert f"{peaks.min():.2f} to {peaks.max():.2f} GiB at most" in text
+    assert f"{min(estimates.values()):.2f} to {max(estimates.values()):.2f} GiB" in text
+    assert f"{100 * errors.min():.0f} to {100 * errors.max():.0f} % more" in text
+    assert errors.between(0, 0.3).all()
+    published = {
+        row["method"]: float(row["value"]) for row in read_published() if row["metric"] == "vram_gib"
+    }
+    update = sum(memory_of(shape("Qwen/Qwen3-4B"), paper(), 80).update.values())
+    less = [100 * (1 - update / published[method]) for method in ("Clip", "TROLL")]
+    assert f"{update:.1f} GiB for an update, {less[0]:.0f} and {less[1]:.0f} % less" in text
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "autocast", "float32"])

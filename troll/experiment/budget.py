@@ -76,13 +76,12 @@ def hours_of(experiment: Experiment, run: Run) -> Hours | None:
     billions, training = billions_of(source), experiment.training_of(run)
     if billions is None:
         return None
-    shape = shape_of(source)
     seconds = batch_seconds(
         training,
         billions,
         projected=experiment.trust_regions[run.trust_region].rule.startswith("troll"),
         critic=uses_critic(experiment, run, training),
-        layers=shape.layers if shape else None,
+        shape=shape_of(source),
         validation=validation_responses(run.task, experiment.tasks[run.task]),
     )
     hours = run_seconds(training, seconds) * max(1, training.gpus) / 3600

@@ -94,7 +94,7 @@ def memory_of(shape: ModelShape, training: Training, card: float, *, critic: boo
     trains a critic (`troll.experiment.budget.uses_critic`).
     """
     gpus = max(1, training.gpus)
-    precision = _precision(training)
+    precision = precision_of(training)
     kept = _kept(shape, training, gpus, critic=critic)
     rollouts = dict(kept)
     update = kept | {"gradients": _GRADIENTS * shape.parameters / gpus}
@@ -173,7 +173,8 @@ def cache_bytes(shape: ModelShape, number_bytes: int = 2) -> int:
     return 2 * number_bytes * shape.layers * shape.key_width
 
 
-def _precision(training: Training) -> str:
+def precision_of(training: Training) -> str:
+    """Returns how a run computes on GPUs: bfloat16 (FSDP2), autocast (one GPU), or float32."""
     if not training.mixed_precision:
         return "float32"
     return "bfloat16" if training.gpus > 1 else "autocast"
@@ -217,7 +218,7 @@ def _generate(shape: ModelShape, training: Training, gpus: int) -> float:
     """Returns the bytes that `generate` of transformers needs for all responses of a rollout batch."""
     responses = training.prompts_per_batch * training.responses_per_prompt / gpus
     longest = (training.max_prompt_tokens or 0) + training.max_response_tokens
-    number = 2 if _precision(training) == "bfloat16" else 4
+    number = 2 if precision_of(training) == "bfloat16" else 4
     return responses * (longest * cache_bytes(shape, number) + 4 * _LOGIT_COPIES * shape.vocabulary)
 
 

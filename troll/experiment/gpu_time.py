@@ -11,9 +11,13 @@ Three parts: sampling (with rewards and validation), scoring by the old policy, 
   9.6 s for each 10^9 parameters, a least-squares line through the models of 1.7, 8 and 14 * 10^9. With the
   other two parts it gives 579, 812 and 1,050 s where the axes show about 600, 770 and 1,070. The axes include
   rewards, and validation every ten batches; the card is not known.
-* Sampling by transformers: tokens one after another, each a pass through all layers that waits for the launch
-  of its kernels. 2.1 ms for each layer are the geometric mean of 1.1 ms (a guess by hand) and of 4.2 ms
-  (measured on an H100 that twelve runs of SmolLM2-135M shared).
+* Sampling by transformers: tokens one after another, each a pass through all layers that waits for the
+  launches of its kernels. Their number was counted, and each takes 10.9 microseconds, as small launches do on
+  an H100 (results/released/gpu). With bfloat16 weights, 56 launches in each layer of Qwen3, that is 0.61 ms a
+  layer, as in Qwen's speed benchmark: 58.6, 59.8, 45.9, 45.3 tokens/s for 0.6, 1.7, 4, 8 * 10^9 parameters
+  with 28, 28, 36, 36 layers (transformers 4.51, an H20, one sequence).
+* Where kernels are small, the launches of their passes bound scoring and update too: in a step of Qwen3-0.6B
+  on that H100 there were 3,139, twice those of a forward pass.
 
 The result is right within a factor (`Seconds.spread`) at best.
 """
@@ -21,6 +25,8 @@ The result is right within a factor (`Seconds.spread`) at best.
 from dataclasses import dataclass
 from math import ceil
 
+from troll.experiment.gpu_memory import precision_of
+from troll.experiment.model_shapes import ModelShape, typical_shape
 from troll.experiment.published import read_published
 from troll.experiment.settings import Training
 
@@ -29,14 +35,15 @@ _SCORING = 0.25
 _AXES_S, _AXES_S_PER_BILLION = 517.0, 9.6
 # Share of a token's time that a single sequence takes: 0.15 * 517 s / 4,096 tokens = 19 ms. Our guess.
 _ALONE = 0.15
-_LAYER_S = 2.1e-3  # of one token and one layer, transformers
-# One pass forward and backward through one layer, if kernels are small: 0.29 s for 30 layers in those runs.
-_PASS_S = 1.0e-2
+# Kernels that one layer launches for a token, without and with a norm on queries and keys: counted in
+# transformers 5.24 (Llama, Qwen3); a test counts them again. Precisions are those of `precision_of`.
+_LAUNCHES = {"bfloat16": (40, 56), "autocast": (50, 66), "float32": (36, 48)}
+_LAUNCH_S = 1.09e-5
 # Weights in float32 that each token reads, and the layers that FSDP gathers for it; both are our guesses.
 _READ_BYTES_PER_S, _GATHERED_BYTES_PER_S = 1.5e12, 1.0e11
-_START_S = 10.0  # loading a model, our guess
+START_S = 10.0
+"""Seconds to load a model, which is our guess."""
 _VLLM_SPREAD, _GENERATE_SPREAD = 1.7, 2.0
-_UNKNOWN_LAYERS = 32
 
 
 @dataclass(frozen=True)
@@ -67,25 +74,28 @@ def batch_seconds(
     *,
     projected: bool,
     critic: bool = False,
-    layers: int | None = None,
+    shape: ModelShape | None = None,
     validation: int = 0,
 ) -> Seconds:
     """Estimates the time of a rollout batch of a model with ``billions`` * 10^9 parameters.
 
-    ``projected``: whether the trust region projects; ``validation`` counts the responses of each validation.
+    ``projected``: whether the trust region projects; ``shape``: its sizes, usual ones if unknown;
+    ``validation`` counts the responses of each validation.
     """
-    layers = layers or _UNKNOWN_LAYERS
+    forward = pass_seconds(shape or typical_shape(billions), precision_of(training))
     gpus = max(1, training.gpus)
     responses = training.prompts_per_batch * training.responses_per_prompt
     scale = billions / _PUBLISHED_BILLIONS * _PUBLISHED_GPUS / gpus
     scale *= responses / _PUBLISHED_RESPONSES * training.max_response_tokens / _PUBLISHED_TOKENS
     seconds = step_seconds()
     models = 2 if critic else 1
-    passes = training.steps_per_batch * training.micro_batches * layers * _PASS_S
-    update = max(seconds["troll" if projected else "clip"] * scale * training.num_iterations, passes)
+    # Forward, recomputation where activations are not kept, and backward, with as many launches as forward.
+    passes = (3 if training.gradient_checkpointing else 2) * training.steps_per_batch * training.micro_batches
+    update = seconds["troll" if projected else "clip"] * scale * training.num_iterations
+    update = max(update, passes * forward)
     scorings = models + (1 if training.regulariser is not None else 0)
-    scoring = max(_SCORING * seconds["clip"] * scale, layers * _PASS_S / 4)
-    sampling = _sampling(training, billions, layers, responses / gpus)
+    scoring = max(_SCORING * seconds["clip"] * scale, forward)
+    sampling = _sampling(training, billions, forward, responses / gpus)
     if training.vllm is not None:
         return Seconds(sampling, scorings * scoring, models * update, 0.0, _VLLM_SPREAD)
     validations = (
@@ -97,16 +107,21 @@ def batch_seconds(
 
 def run_seconds(training: Training, seconds: Seconds) -> float:
     """Returns the seconds of a whole run, without evaluation of its last checkpoint."""
-    return seconds.batch * training.rollout_batches + _START_S
+    return seconds.batch * training.rollout_batches + START_S
 
 
-def _sampling(training: Training, billions: float, layers: int, responses: float) -> float:
+def pass_seconds(shape: ModelShape, precision: str) -> float:
+    """Returns the seconds that the launches of a forward pass take."""
+    return shape.layers * _LAUNCHES[precision][shape.qk_norm] * _LAUNCH_S
+
+
+def _sampling(training: Training, billions: float, forward: float, responses: float) -> float:
     """Returns the seconds in which ``responses`` are sampled on one GPU."""
     tokens = training.max_response_tokens
     if training.vllm is not None:
         load = _ALONE + (1 - _ALONE) * responses / (_PUBLISHED_RESPONSES / _PUBLISHED_GPUS)
         return (_AXES_S + _AXES_S_PER_BILLION * billions) * load * tokens / _PUBLISHED_TOKENS
-    token = max(layers * _LAYER_S, 4e9 * billions / _READ_BYTES_PER_S)
+    token = max(forward, 4e9 * billions / _READ_BYTES_PER_S)
     if training.gpus > 1:
         token += 2e9 * billions / _GATHERED_BYTES_PER_S
     return token * tokens
