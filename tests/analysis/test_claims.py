@@ -9,7 +9,7 @@ import synthetic
 import yaml
 
 from troll.analysis.claims.decision import PairedDifferences, Side, decide
-from troll.analysis.claims.ledger import to_html, to_markdown, to_short_markdown, write_claims
+from troll.analysis.claims.ledger import findings, to_html, to_markdown, to_short_markdown, write_claims
 from troll.analysis.claims.packaged import claims_file
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict, judge, read_claims
 from troll.analysis.claims.wording import span, why
@@ -193,6 +193,37 @@ def test_a_run_that_stands_in_two_experiments_counts_once(known: Tidy) -> None:
     both = [pd.concat(pair, ignore_index=True) for pair in zip(first, rest, strict=True)]
     (setting,) = judge([claim(where=GENTLE)], *both)[0].decision.settings
     assert setting.seeds == 3, "the seeds of both, each once"
+
+
+def test_another_batch_size_is_no_further_setting_but_its_runs_count(known: Tidy) -> None:
+    trained = known.runs["seed"].notna()
+    small, large, faster = (
+        synthetic.record(
+            known.runs, trained, **{"training.responses_per_prompt": size, "training.learning_rate": rate}
+        )
+        for size, rate in ((8, 1e-4), (16, 1e-4), (16, 1e-3))
+    )
+
+    def settings(*tables: pd.DataFrame, **changed: object) -> tuple[PairedDifferences, ...]:
+        runs = [table.assign(experiment=f"e{number}") for number, table in enumerate(tables)]
+        runs[-1] = runs[-1].assign(**changed)
+        items = [known.items.assign(experiment=f"e{number}") for number in range(len(tables))]
+        return judge([claim(where=GENTLE)], *map(pd.concat, (runs, items)))[0].decision.settings
+
+    (joined,) = settings(small, large)
+    assert joined.seeds == 6 and joined.name.startswith("e0 and e1 / ")
+    assert len(settings(small, faster)) == 2 == len(settings(small, large, digest_data="0" * 64))
+
+
+def test_a_retired_claim_is_listed_with_its_reason_and_counted_nowhere(known: Tidy) -> None:
+    claims = [claim(id="kept", sentence="Kept", where=GENTLE)]
+    claims += [claim(id="gone", sentence="Gone", where=GENTLE, retired="the duel answers it")]
+    judged = judge(claims, known.runs, known.items)
+    before, _, listed = to_markdown(judged).partition("1 claim retired, which no count includes:\n\n")
+    assert before.startswith("1 claim: 1 supported everywhere.") and "Gone" not in before
+    assert listed.startswith("- Gone (`gone`): the duel answers it. Its runs: supported everywhere, +25.0")
+    assert "the duel answers it" in to_html(judged) and "Gone" not in to_short_markdown(judged)
+    assert findings(judged)[-1] == "Of 1 claim with runs: 1 supported everywhere. 1 claim is retired."
 
 
 @pytest.mark.parametrize(

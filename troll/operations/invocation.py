@@ -181,8 +181,8 @@ def begin(workflow: Any, config: Mapping[str, Any]) -> Invocation:
             )
         if workflow.is_main_process and (count := len(targets.finished)):
             print(
-                f"{count} of {len(targets.runs)} runs have ended in {root}/runs; they are made again only if their "
-                "settings or inputs have changed",
+                f"{count} of {len(targets.runs)} runs have ended in {root}/runs; they are made again only if "
+                "their settings or inputs have changed",
                 file=sys.stderr,
             )
         if targets.budgeted and workflow.is_main_process:

@@ -19,7 +19,8 @@ _NAMED = 3
 def concerning(judged: Sequence[ClaimVerdict], experiment: Experiment) -> list[ClaimVerdict]:
     """Returns the claims that have a verdict or could get one from this experiment's runs."""
     others = {claim.id for claim in without_runs([entry.claim for entry in judged], experiment)}
-    return [entry for entry in judged if entry.verdict != "not run" or entry.claim.id not in others]
+    kept = [entry for entry in judged if not entry.claim.retired]
+    return [entry for entry in kept if entry.verdict != "not run" or entry.claim.id not in others]
 
 
 def last_screen(

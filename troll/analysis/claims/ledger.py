@@ -26,6 +26,7 @@ from troll.analysis.claims.wording import (
 )
 from troll.analysis.data.provenance import DIGESTS
 from troll.analysis.render.formats import counted, pipe_row
+from troll.analysis.statistics import LEVEL
 from troll.common.digests import sha256_of_file
 from troll.common.files import atomic_path, write_json
 
@@ -73,10 +74,26 @@ def _closing(judged: Sequence[ClaimVerdict]) -> str:
     with_runs, rest = _split(judged)
     if not with_runs:
         return f"None of {counted(len(judged), 'claim')} has runs."
+    retired = [entry for entry in judged if entry.claim.retired]
     tallies = [text + " on the setting" * (name == "depends") for name, text in _tallies(with_runs).items()]
     further = counted(len(rest), "further claim")
     more = f" {further} {'has' if len(rest) == 1 else 'have'} no runs yet." if rest else ""
-    return f"Of {counted(len(with_runs), 'claim')} with runs: {', '.join(tallies)}.{more}"
+    more += (
+        f" {counted(len(retired), 'claim')} {'is' if len(retired) == 1 else 'are'} retired."
+        if retired
+        else ""
+    )
+    verdicts = f"Of {counted(len(with_runs), 'claim')} with runs: {', '.join(tallies)}."
+    return f"{verdicts}{_by_chance(len(with_runs))}{more}"
+
+
+def _by_chance(judged: int) -> str:
+    """How many verdicts are expected to be wrong by chance at most: every claim has intervals of 95 %."""
+    if judged < 2:
+        return ""
+    return (
+        f" With 95 % intervals, up to {(1 - LEVEL) * judged:.1f} of them are expected to be wrong by chance."
+    )
 
 
 def _tallies(judged: Sequence[ClaimVerdict]) -> dict[str, str]:
@@ -88,15 +105,26 @@ def _tallies(judged: Sequence[ClaimVerdict]) -> dict[str, str]:
 
 
 def _split(judged: Sequence[ClaimVerdict]) -> tuple[list[ClaimVerdict], list[ClaimVerdict]]:
-    """Claims with a verdict, and those without runs."""
-    return [e for e in judged if e.verdict != "not run"], [e for e in judged if e.verdict == "not run"]
+    """Claims with a verdict, and those without runs; neither includes retired ones."""
+    kept = [entry for entry in judged if not entry.claim.retired]
+    return [e for e in kept if e.verdict != "not run"], [e for e in kept if e.verdict == "not run"]
+
+
+def _retired(judged: Sequence[ClaimVerdict]) -> list[str]:
+    """A line for each retired claim: the reason, and what its runs said."""
+    return [
+        f"{entry.claim.sentence} (`{entry.claim.id}`): {entry.claim.retired}. Its runs: {entry.verdict}"
+        + (f", {numbers}" if (numbers := on_average(entry) or span(entry)) else "")
+        for entry in judged
+        if entry.claim.retired and entry.verdict != "not run"
+    ]
 
 
 def to_markdown(judged: Sequence[ClaimVerdict]) -> str:
     """The ledger as Markdown: counts, a table of verdicts, their evidence, and the claims without runs."""
     with_runs, rest = _split(judged)
     heads = ["Claim", "Verdict", "Why", "Source"]
-    lines = [f"{counted(len(judged), 'claim')}: {', '.join(_tallies(judged).values())}."]
+    lines = [f"{counted(len(with_runs + rest), 'claim')}: {', '.join(_tallies(with_runs + rest).values())}."]
     lines += ["", pipe_row(heads), pipe_row(["---"] * len(heads))] if with_runs else []
     for entry in with_runs:
         claim = entry.claim
@@ -110,6 +138,9 @@ def to_markdown(judged: Sequence[ClaimVerdict]) -> str:
             lines += [f"- history: {text}" for text in _history(claim)]
             if claim.note:
                 lines += ["", claim.note]
+    if given_up := _retired(judged):
+        lines += ["", f"{counted(len(given_up), 'claim')} retired, which no count includes:", ""]
+        lines += [f"- {text}" for text in given_up]
     if rest:
         lines += ["", f"{counted(len(rest), 'claim')} that these runs cannot judge, and what is missing:", ""]
         lines += [f"- {entry.claim.sentence} (`{entry.claim.id}`): {_missing(entry)}" for entry in rest]
@@ -152,6 +183,10 @@ def to_html(judged: Sequence[ClaimVerdict]) -> str:
         text = f'<p class="tiles">{tiles}</p>\n'
         body = "".join(_row(entry) for entry in with_runs)
         text += f'<table class="ledger">\n<tbody>\n{body}</tbody>\n</table>\n'
+    if given_up := _retired(judged):
+        items = "".join(f"<li>{html.escape(line)}</li>\n" for line in given_up)
+        summary = f"{counted(len(given_up), 'claim')} retired, which no count includes"
+        text += f"<details><summary>{summary}</summary>\n<ul>\n{items}</ul></details>\n"
     if rest:
         items = "".join(
             f"<li>{html.escape(entry.claim.sentence)}. "

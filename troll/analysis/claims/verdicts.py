@@ -3,11 +3,11 @@
 A claim compares a method with a baseline in one metric. Each setting (model, task, condition, estimator) in
 which both have runs gives a paired difference for every seed, from which `decide` in `decision.py` derives
 a verdict. A setting that appears in several experiments with the same configuration, data and baseline counts
-once, with the seeds of all of them.
+once, with the seeds of all of them; so does one of which they differ in batch size or machine alone.
 """
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,7 +23,7 @@ from troll.analysis.claims.decision import Decision, Direction, PairedDifference
 from troll.analysis.claims.fields import WALL_CLOCK, Baseline, Metric, own_k
 from troll.analysis.data.axes import by_condition
 from troll.analysis.data.divergence import equally_near, late_divergences, nearest
-from troll.analysis.data.settings import first_experiments, made_first
+from troll.analysis.data.settings import first_experiments, made_first, same_but_for_batches
 from troll.analysis.data.summaries import Cell, cells, difference, paired_scores, per_run, values_by_seed
 from troll.analysis.data.tidy import BASE
 from troll.common.errors import UserError
@@ -81,6 +81,10 @@ class Claim(StrictModel):
     least_seeds: int = Field(default=3, ge=2, description="below this many paired seeds: inconclusive")
     where: Where = Where()
     note: str = ""
+    retired: str = Field(
+        default="",
+        description="when and why the claim was given up; it stays listed, and no count includes it",
+    )
     aliases: list[str] = Field(default=[], description="ids that the claim had before")
     history: list[str] = Field(
         default=[], description="when it was asked, and what changed after results had been seen"
@@ -169,7 +173,7 @@ def _judge(
     first: Mapping[tuple[str, str], str],
 ) -> ClaimVerdict:
     """``evidence`` by experiment: the table of runs, its `per_run` and the table of items."""
-    measured: dict[tuple[str, ...], tuple[str, _Line, _Line, dict[float, float], Hashable]] = {}
+    measured: dict[tuple[str, ...], _Measured] = {}
     reasons: list[str] = []
     for experiment, (runs, summary, items) in evidence.items():
         for line, baselines, differences in _compared(claim, experiment, runs, summary, items):
@@ -187,17 +191,60 @@ def _judge(
             # A base model has one set of samples, from which no covariance of differences can be estimated.
             trained = [(cell, origins[cell]) for cell in baselines if cell.trust_region != BASE]
             shared = tuple(trained) or None
-            before = measured.setdefault(key, (experiment, line, baselines, {}, shared))[3]
-            before |= {seed: value for seed, value in differences.items() if seed not in before}
-    settings = [_setting(claim, *compared) for compared in measured.values()]
+            one = measured.setdefault(key, _Measured([experiment], line, baselines, {}, shared))
+            one.differences |= {
+                seed: value for seed, value in differences.items() if seed not in one.differences
+            }
+    counted = _with_other_batches(measured.values(), {name: runs for name, (runs, *_) in evidence.items()})
+    settings = [_setting(claim, one) for one in counted]
     why = next(filter(None, reasons), "") if not settings else ""
     below: tuple[bool, ...] = ()
     fallen: tuple[bool, ...] = ()
     if claim.metric == "pass@1" and claim.of_two:
-        below = tuple(_falls(evidence[name][2], line) for name, line, *_ in measured.values())
-        fallen = tuple(_falls(evidence[name][2], others) for name, _, others, *_ in measured.values())
+        tables = {name: items for name, (*_, items) in evidence.items()}
+        below = tuple(all(_falls(tables[name], one.line) for name in one.experiments) for one in counted)
+        fallen = tuple(
+            all(_falls(tables[name], one.baselines) for name in one.experiments) for one in counted
+        )
     decision = decide(Side(claim.direction, claim.margin), settings, claim.least_seeds)
     return ClaimVerdict(claim, decision, why, below, fallen)
+
+
+@dataclass
+class _Measured:
+    """The paired differences of one setting, from the experiments that have it."""
+
+    experiments: list[str]
+    line: _Line
+    baselines: _Line
+    differences: dict[float, float]  # by seed
+    shared: Hashable  # identifies the baseline's runs
+
+
+_OF_ANOTHER_BATCH = 10.0**6
+"""Added to the seeds of a further experiment: the same seed with another batch size is another run."""
+
+
+def _with_other_batches(measured: Iterable[_Measured], runs: Mapping[str, pd.DataFrame]) -> list[_Measured]:
+    """Joins what differs in batch size or machine alone, so that a task is not counted once for each."""
+    joined: list[_Measured] = []
+    for one in measured:
+        for other in joined:
+            if (one.line, one.baselines) == (other.line, other.baselines) and all(
+                same_but_for_batches(
+                    cell.rows(runs[one.experiments[0]]), cell.rows(runs[other.experiments[0]])
+                )
+                for cell in (*one.line, *one.baselines)
+                if cell.trust_region != BASE
+            ):
+                shift = _OF_ANOTHER_BATCH * len(other.experiments)
+                other.differences |= {shift + seed: value for seed, value in one.differences.items()}
+                other.experiments += one.experiments
+                other.shared = None if other.shared is None else (other.shared, one.shared)
+                break
+        else:
+            joined.append(one)
+    return joined
 
 
 def _falls(items: pd.DataFrame, line: Sequence[Cell]) -> bool:
@@ -277,30 +324,19 @@ def _pairs(
             yield cell, other
 
 
-def _setting(
-    claim: Claim,
-    experiment: str,
-    line: _Line,
-    baselines: _Line,
-    differences: Mapping[float, float],
-    shared: Hashable,
-) -> PairedDifferences:
-    cell, conditions = line[0], tuple(member.condition for member in line)
+def _setting(claim: Claim, measured: _Measured) -> PairedDifferences:
+    cell, conditions = measured.line[0], tuple(member.condition for member in measured.line)
     condition = " to ".join(dict.fromkeys((conditions[0], conditions[-1])))
-    names = [experiment, cell.model, cell.task, condition, cell.estimator]
+    names = [" and ".join(measured.experiments), cell.model, cell.task, condition, cell.estimator]
     names += [cell.trust_region] if cell.trust_region != claim.trust_region else []
     if claim.at_equal_kl:
-        names[-1] += f" against {baselines[0].trust_region}"
+        names[-1] += f" against {measured.baselines[0].trust_region}"
     coordinates = {"model": cell.model, "task": cell.task, "condition": condition}
     coordinates |= {"estimator": cell.estimator, "method": cell.trust_region}
-    seeds = tuple(sorted(differences))
-    values = np.asarray([differences[seed] for seed in seeds])
+    seeds = tuple(sorted(measured.differences))
+    values = np.asarray([measured.differences[seed] for seed in seeds])
     return PairedDifferences(
-        " / ".join(names),
-        coordinates,
-        values,
-        seed_numbers=seeds,
-        baseline=shared,
+        " / ".join(names), coordinates, values, seed_numbers=seeds, baseline=measured.shared
     )
 
 

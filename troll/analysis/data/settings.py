@@ -16,7 +16,13 @@ import pandas as pd
 
 WATCHING = ("validate_every", "checkpoint_every", "checkpoints_kept")
 """Training settings that do not affect its numbers."""
-_DIGESTS = ("digest_data", "digest_base_model", "digest_test_data")
+BATCH_SIZE = (
+    *("prompts_per_batch", "responses_per_prompt", "mini_batches", "micro_batches", "micro_batch_tokens"),
+    "gpus",
+)
+"""Training settings that make one setting of several: how much is sampled at a time, and on what machine."""
+_DATA = ("digest_data", "digest_test_data")
+_DIGESTS = (*_DATA, "digest_base_model")
 
 
 @lru_cache(maxsize=4096)
@@ -43,6 +49,14 @@ def settings_by(runs: pd.DataFrame, names: list[str]) -> Iterator[tuple[tuple[An
 def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Names of the settings that both record with different values, sorted."""
     return sorted(name for name in first.keys() & second.keys() if first[name] != second[name])
+
+
+def same_but_for_batches(first: pd.DataFrame, second: pd.DataFrame) -> bool:
+    """Whether runs of two experiments in one setting differ at most in batch size, machine, monitoring."""
+    ignored = {f"training/{name}" for name in (*WATCHING, *BATCH_SIZE)}
+    recorded = [next(settings_by(runs, ["task"]), ((), {}))[1] for runs in (first, second)]
+    data = [{name: set(runs[name].astype(str)) - {""} for name in _DATA} for runs in (first, second)]
+    return all(recorded) and data[0] == data[1] and not set(differing(*recorded)) - ignored
 
 
 def first_experiments(runs: pd.DataFrame) -> dict[tuple[str, str], str]:

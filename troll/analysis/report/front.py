@@ -48,7 +48,7 @@ QUESTIONS = (
         "smollm2-stale-better",
     ),
     Question(
-        "Width of the range of learning rates that work, in decades; claimed: wider by at least 0.2",
+        "Width of the range of learning rates that work, in decades",
         "`make results EXPERIMENT=workflow/config/benchmark-map.yaml REPEAT=1`",
         "benchmark-wider-range-of-rates",
     ),
@@ -81,6 +81,8 @@ def _claim(question: Question, verdict: ClaimVerdict, runs: pd.DataFrame) -> str
         answer = f"**{_SIDES[claim.direction]}**{margin} {where}"
     if below := both_below(verdict):
         answer = f"{answer}, but {below.replace(*BELOW)}"
+    if claim.retired:
+        answer = f"{_of_interval(verdict)}; the claim is [retired](docs/findings.md#verdicts)"
     rates, ends = "", ""
     if claim.metric == "pass@1" and claim.across is None:
         rates, ends = _rates(verdict, runs) + _cut(verdict, runs), _ends(verdict, runs)
@@ -88,6 +90,14 @@ def _claim(question: Question, verdict: ClaimVerdict, runs: pd.DataFrame) -> str
     tasks = len({one.coordinates["task"] for one in settings})
     of_tasks = f" of {counted(tasks, 'task')}" if 1 < len(settings) != tasks else ""
     return _row(f"{question.text}{rates}", ends, short(verdict) + of_tasks, answer, question.command)
+
+
+def _of_interval(verdict: ClaimVerdict) -> str:
+    """Where the average lies beside 0, for a claim that is no longer judged."""
+    pooled = verdict.decision.pooled
+    if pooled is None or pooled.low <= 0 <= pooled.high:
+        return _OUTCOMES["undecided"]
+    return _OUTCOMES["above" if pooled.low > 0 else "below"]
 
 
 def _rows_of(
