@@ -41,10 +41,6 @@ PROTOCOL: dict[str, Any] = {
 }
 
 
-IN_ROUNDS = PROTOCOL | {"rounds": [{"keep": 2, "seeds": [102, 103]}, {"keep": 1, "seeds": [104]}]}
-"""The protocol with two further rounds of tuning."""
-
-
 SENTENCES = {
     "above": "{method} ends above {baseline} on {tasks}: {difference} points, {seeds} seeds.",
     "below": "{method} ends below {baseline}: {difference}.",
@@ -64,6 +60,11 @@ def compared(**changes: Any) -> dict[str, Any]:
         "sentences": SENTENCES,
     }
     return {"comparison": block | changes}
+
+
+PROTOCOL |= compared()
+IN_ROUNDS = PROTOCOL | {"rounds": [{"keep": 2, "seeds": [102, 103]}, {"keep": 1, "seeds": [104]}]}
+"""The protocol with two further rounds of tuning."""
 
 
 def validation(protocol: Protocol, score, seeds=None, kept=None) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from scipy import stats
 from synthetic_board import IN_ROUNDS, PROTOCOL, SENTENCES, compared, fresh_seeds, trial_score, validation
 
 from troll.analysis.data.results import Results, tables_of
-from troll.analysis.leaderboard.board import board_table, place_ranges
+from troll.analysis.leaderboard.board import board_table
 from troll.analysis.leaderboard.contrasts import MEAN, contrasts_table, outcome, sentence
 from troll.analysis.leaderboard.figures import (
     budget_figure,
@@ -54,25 +54,6 @@ def test_a_rule_that_is_best_at_the_end_of_what_it_may_try_is_named(board):
         "A better one may lie outside."
     ]
     assert "troll (kl_bound on functions)" in note(2, 3, 2, 2, 2, 2)[0]
-
-
-def test_a_rule_that_is_tuned_and_has_no_fresh_runs_is_named(board, protocol):
-    table, final, scores = board
-    assert not any("not yet run" in note for note in table.attrs["notes"])
-    known = [replace(one, items=one.items[one.items["trust_region"] != "none"]) for one in final]
-    notes = board_table(known, scores, choose(scores, protocol), protocol, ["pg"]).attrs["notes"]
-    assert notes[-2:] == ["Tuned, and not yet run on fresh seeds: none.", "No runs yet: pg."]
-    assert not any("tried" in note and "none (" in note for note in notes)
-
-
-def test_a_rule_that_lacks_a_task_is_named_with_it(board, protocol):
-    _, final, scores = board
-    task = str(final[0].items["task"].iloc[0])
-    gone = f"trust_region == 'none' and task == '{task}'"
-    known = [replace(one, items=one.items.drop(one.items.query(gone).index)) for one in final]
-    table = board_table(known, scores, choose(scores, protocol), protocol)
-    assert f"Tuned, and not yet run on fresh seeds: none on {task}." in table.attrs["notes"]
-    assert performance_profile(table, [1e9]).loc["none", 1e9] <= 0.5, "what was not run was not solved"
 
 
 def test_a_board_without_its_baseline_is_refused(board, protocol):
@@ -122,20 +103,11 @@ def test_a_rule_that_lacks_fresh_seeds_is_refused(board, protocol):
         board_table(known, scores, choose(scores, protocol), protocol)
 
 
-def test_trials_that_were_chosen_before_they_ended_are_told(board, protocol):
-    table, final, scores = board
-    assert (scores["after"] == 1).all() and not any(
-        "were chosen after" in note for note in table.attrs["notes"]
-    )
+def test_how_far_a_trial_was_validated_is_told(protocol):
     rows = validation(protocol, lambda *_: 0.5)
+    assert (trial_scores(rows, protocol)["after"] == 1).all()
     lost = pd.concat([rows[rows["step"] < 12].assign(step=5), rows.assign(metric="success", source="train")])
-    early = trial_scores(lost, protocol)
-    assert early["after"].unique() == pytest.approx([4 / 12])
-    notes = board_table(final, early, choose(early, protocol), protocol).attrs["notes"]
-    assert notes[1].startswith("The trials were chosen after 33 % of their optimiser steps: ")
-    some = early.assign(after=early["after"].where(early["rule"] == "none", 1.0))
-    notes = board_table(final, some, choose(some, protocol), protocol).attrs["notes"]
-    assert notes[1].startswith("The trials of none were chosen after 33 % of their optimiser steps: ")
+    assert trial_scores(lost, protocol)["after"].unique() == pytest.approx([4 / 12])
 
 
 def test_a_reconstruction_is_called_one(board, protocol):
@@ -455,25 +427,3 @@ def test_contrasts_are_drawn_with_every_seed_and_a_diamond():
     corners = panels[0].patches[-1].get_xy()
     assert corners[:, 0].min() == pytest.approx(100 * row["difference_low"])
     assert corners[:, 0].max() == pytest.approx(100 * row["difference_high"])
-
-
-def test_places_have_a_range_from_the_seeds():
-    """Two rules that alternate share both places, a third far below keeps its own."""
-    rates = {"troll": lambda seed: 0.6 + 0.1 * (seed % 2), "clip": lambda seed: 0.7 - 0.1 * (seed % 2)}
-    final = fresh_seeds(DUEL, lambda rule, task, seed: rates.get(rule, lambda _: 0.2)(seed))
-    ranges = place_ranges(final, [*DUEL.rules])
-    for task in ("chains", "functions"):
-        assert ranges[task, "troll"] == ranges[task, "clip"] == (1, 2)
-        assert ranges[task, "none"] == (3, 3)
-    sure = fresh_seeds(DUEL, lambda rule, task, seed: {"troll": 0.5, "clip": 0.4}.get(rule, 0.3))
-    assert place_ranges(sure, [*DUEL.rules])["chains", "clip"] == (2, 2)
-    # A rule that was stopped early has fewer seeds: only those that all have are drawn.
-    early = [replace(one, items=one.items[~_last_seeds(one.items, "clip")]) for one in final]
-    ranges = place_ranges(early, [*DUEL.rules])
-    assert ranges["chains", "troll"] == ranges["chains", "clip"] == (1, 2)
-    single = [replace(one, items=one.items[one.items["seed"] == one.items["seed"].max()]) for one in final]
-    assert place_ranges(single, [*DUEL.rules]) == {}
-
-
-def _last_seeds(items, rule):
-    return (items["trust_region"] == rule) & (items["seed"] > items["seed"].median())

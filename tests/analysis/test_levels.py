@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from synthetic_board import compared
 
 from troll.analysis.data.results import Results
 from troll.analysis.leaderboard.levels import levels_table
@@ -31,7 +32,7 @@ PROTOCOL: dict[str, Any] = {
         "estimators": {"grpo": {"rule": "grpo"}},
         "conditions": {"tuned": {}},
     },
-}
+} | compared(contrasts=[{"method": "troll", "baseline": "clip"}])
 RIGHT = {  # samples of four that are right, by run and level
     ("base", np.nan): {1: 1, 2: 0},
     ("clip", 0): {1: 4, 2: 0},

@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 from synthetic_board import IN_ROUNDS, PROTOCOL, SENTENCES, compared, validation
 from typer.testing import CliRunner
 
-from troll.algorithms.trust_regions import TRUST_REGIONS
 from troll.analysis.data.results import Results
-from troll.analysis.leaderboard.inputs import choose, expected_best, kept_for, trial_scores, tried
+from troll.analysis.leaderboard.inputs import choose, expected_best, kept_for, trial_scores
 from troll.analysis.leaderboard.protocol import (
     Protocol,
-    among,
     final_experiments,
     rate,
     read_protocol,
@@ -149,25 +147,6 @@ def test_a_round_is_an_experiment_with_the_trials_that_each_task_kept():
     assert sorted(own["trust_regions"]) == ["troll.1", "troll.2", "troll.3", "troll.4"]
 
 
-def test_a_rule_that_has_the_first_round_alone_is_not_tried_yet():
-    """Another board's trials are there before a rule is begun."""
-    protocol = Protocol.model_validate(IN_ROUNDS)
-    runs = in_rounds(protocol)
-    begun = runs[~((runs["seed"] > 101) & runs["trust_region"].str.startswith("none"))]
-    assert tried(begun, protocol) == ["clip", "troll"]
-    assert tried(runs[runs["seed"] < 102], protocol) == ["clip", "troll", "none"]
-    known = among(protocol, tried(begun, protocol))
-    assert set(choose(trial_scores(begun, known), known)) == {
-        (task, rule) for task in ("chains", "functions") for rule in ("clip", "troll")
-    }
-
-
-def test_contrasts_wait_until_all_their_rules_are_there():
-    whole = Protocol.model_validate(PROTOCOL | compared())
-    assert among(whole, ["clip", "troll"]).comparison is None
-    assert among(whole, ["troll", "clip", "none"]).comparison == whole.comparison
-
-
 def test_a_run_that_a_round_lacks_is_named():
     protocol = Protocol.model_validate(IN_ROUNDS)
     runs = in_rounds(protocol)
@@ -191,15 +170,15 @@ def test_a_trial_that_stopped_at_a_loss_that_is_not_finite_counts_0():
     assert choose(trial_scores(runs, protocol), protocol)["chains", "clip"].number == 2
 
 
-def test_runs_that_cannot_go_on_count_where_contrasts_are_fixed_or_the_protocol_says_so():
-    fixed = Protocol.model_validate(PROTOCOL | compared())
-    assert trials_experiment(fixed)["not_finite"] == "zero"
-    assert trials_experiment(among(fixed, ["clip", "none"]))["not_finite"] == "zero", "without all contrasts"
-    assert "not_finite" not in trials_experiment(Protocol.model_validate(PROTOCOL))
-    said = Protocol.model_validate(PROTOCOL | {"not_finite": "zero"})
-    assert parse_experiment(trials_experiment(said), "said").not_finite == "zero"
-    best = {(task, name): said.trials_of(name)[0] for task in ("chains", "functions") for name in said.rules}
-    assert {one["not_finite"] for one in final_experiments(said, best).values()} == {"zero"}
+def test_runs_that_cannot_go_on_count_unless_the_protocol_says_otherwise():
+    known = Protocol.model_validate(PROTOCOL)
+    assert parse_experiment(trials_experiment(known), "known").not_finite == "zero"
+    best = {
+        (task, name): known.trials_of(name)[0] for task in ("chains", "functions") for name in known.rules
+    }
+    assert {one["not_finite"] for one in final_experiments(known, best).values()} == {"zero"}
+    stop = Protocol.model_validate(PROTOCOL | {"not_finite": "stop"})
+    assert parse_experiment(trials_experiment(stop), "stop").not_finite == "stop"
 
 
 @pytest.mark.parametrize(
@@ -225,30 +204,6 @@ def test_missing_trials_are_named(protocol):
     rows = rows[rows["run_id"] != "tiny/functions/troll.2/grpo/tuned/seed101"]
     with pytest.raises(UserError, match=r"trial troll\.2 on functions has 1 of 2 runs"):
         trial_scores(rows, protocol)
-
-
-def test_the_board_grows_rule_by_rule(protocol):
-    rows = validation(protocol, lambda *_: 0.5)
-    part = rows[rows["trust_region"].isin({trial.variant for trial in protocol.trials_of("clip")})]
-    assert tried(part, protocol) == ["clip"] and tried(rows, protocol) == list(protocol.rules)
-    clip = among(protocol, tried(part, protocol))
-    assert set(trial_scores(part, clip)["rule"]) == {"clip"}
-    assert set(trials_experiment(clip)["trust_regions"]) < set(trials_experiment(protocol)["trust_regions"])
-    assert trials_experiment(clip)["experiment"] == "board-trials"  # one experiment, whatever it holds so far
-    with pytest.raises(UserError, match="clip must be among the rules"):
-        among(protocol, ["troll"])
-    with pytest.raises(UserError, match="has no rule klip; it has clip, "):
-        among(protocol, ["clip", "klip"])
-
-
-def test_the_released_protocol_is_fair_and_has_every_rule(repository):
-    protocol = read_protocol(repository / "workflow/config/leaderboard.yaml")
-    rules = {candidate.rule for candidate in protocol.rules.values()}
-    # Another name, another default, and one whose bound is no constant.
-    # Other tests register rules of their own, some of them without a module.
-    own = {name for name, rule in TRUST_REGIONS.items() if str(rule.function.__module__).startswith("troll.")}
-    assert own - rules == {"pg-is", "gspo-clip-tight", "troll-adaptive"}
-    parse_experiment(trials_experiment(protocol), "trials")
 
 
 @pytest.mark.parametrize(
@@ -357,7 +312,7 @@ def test_the_protocol_is_not_overwritten(tmp_path, protocol, monkeypatch, comman
     link.symlink_to(path)
     out = {"trials": path, "trials by a link": link, "final": tmp_path}[command]
     words = ["release", command.split()[0], str(path), "--out", str(out)]
-    words += ["--results", "results/board-trials"] if command == "final" else ["--rule", "clip"]
+    words += ["--results", "results/board-trials"] if command == "final" else []
     error = CliRunner().invoke(app, words).exception
     assert isinstance(error, UserError)
     file = path if command == "final" else out
@@ -366,25 +321,15 @@ def test_the_protocol_is_not_overwritten(tmp_path, protocol, monkeypatch, comman
     assert {each.name for each in tmp_path.iterdir()} == {"functions.yaml", "link.yaml"}, "chains neither"
 
 
-@pytest.mark.parametrize("rules", [[], ["--rule", "clip"]])
-def test_results_without_trials_are_called_that(tmp_path, protocol, monkeypatch, rules):
+def test_results_without_trials_are_called_that(tmp_path, protocol, monkeypatch):
     path = tmp_path / "protocol.yaml"
     path.write_text(yaml.safe_dump(PROTOCOL))
     words = ["release", "final", str(path), "--results", "results/testbed", "--out", str(tmp_path / "f")]
-
-    def said(rows):
-        monkeypatch.setattr("troll.operations.leaderboard.read_results", lambda _: Results(rows, rows))
-        error = CliRunner().invoke(app, [*words, *rules]).exception
-        assert isinstance(error, UserError) and not (tmp_path / "f").exists()
-        return str(error)
-
-    rows = validation(protocol, lambda *_: 0.5)
-    assert said(rows.assign(trust_region="clip")) == (
-        "results/testbed: has no trials of board: none of its trust regions has the name of a trial, such as "
-        "clip.1; expected results/board-trials"
-    )
-    others = rows[~rows["trust_region"].str.startswith("clip")]
-    assert said(others).startswith("results/testbed: has no trials of the baseline clip; run them first")
+    rows = validation(protocol, lambda *_: 0.5).assign(trust_region="clip")
+    monkeypatch.setattr("troll.operations.leaderboard.read_results", lambda _: Results(rows, rows))
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, UserError) and not (tmp_path / "f").exists()
+    assert str(error).startswith("trial clip.1 on chains has 0 of 2 runs; ")
 
 
 def test_trials_of_another_protocol_are_called_that(protocol):
@@ -392,11 +337,6 @@ def test_trials_of_another_protocol_are_called_that(protocol):
     more = pd.concat([rows, rows.assign(run_id=rows["run_id"].str.replace("tuned", "stale"))])
     with pytest.raises(UserError, match=r"^trial clip\.1 on chains has 4 runs, but the protocol has 2, one "):
         trial_scores(more, protocol)
-
-
-def test_the_help_says_which_rules_are_taken():
-    said = " ".join(CliRunner().invoke(app, ["release", "final", "--help"]).output.replace("│", " ").split())
-    assert "default: those with trials in RESULTS" in said
 
 
 @pytest.fixture
@@ -416,20 +356,22 @@ def workflow(tmp_path, protocol, monkeypatch):
     rows = validation(protocol, lambda task, trial, seed: 0.1 * trial.number)
     monkeypatch.setattr("troll.operations.leaderboard.read_results", lambda _: Results(rows, rows))
     monkeypatch.setattr("troll.operations.workflow.run_workflow", run_workflow)
-    monkeypatch.setattr("troll.operations.leaderboard.make_board", lambda *made: ran.append(made[1:]))
+    monkeypatch.setattr(
+        "troll.operations.leaderboard.make_board", lambda *made: ran.append(made[1:]) or "said"
+    )
     return ran, failing
 
 
 def test_one_command_runs_trials_then_fresh_seeds_then_makes_the_board(workflow):
     ran, _ = workflow
-    rules = ["--rule", "clip", "--rule", "troll"]
-    result = CliRunner().invoke(app, ["rank", "protocol.yaml", *rules, "--cores", "3"])
+    result = CliRunner().invoke(app, ["rank", "protocol.yaml", "--cores", "3"])
     assert result.exit_code == 0, result.output
-    variants = sorted(f"{rule}.{number}" for rule in ("clip", "troll") for number in range(1, 5))
+    rules = ["clip", "none", "troll"]
+    variants = sorted(f"{rule}.{number}" for rule in rules for number in range(1, 5))
     assert ran[:3] == [
         ("board-trials", ["all"], 3, variants),
-        ("board-chains", ["all"], 3, ["clip", "troll"]),
-        ("board-functions", ["all"], 3, ["clip", "troll"]),
+        ("board-chains", ["all"], 3, rules),
+        ("board-functions", ["all"], 3, rules),
     ]
     trials, *finals = (Path("results", f"board-{part}") for part in ("trials", "chains", "functions"))
     assert ran[3:] == [([trials], finals, Path("results/board"))]

@@ -8,12 +8,10 @@ from synthetic_board import PROTOCOL
 from typer.testing import CliRunner
 
 from troll.analysis.data.tidy import parts, read_part
-from troll.analysis.leaderboard.protocol import read_protocol
+from troll.analysis.leaderboard.protocol import Candidate, read_protocol
 from troll.cli.app import app
 from troll.common.errors import UserError
 from troll.operations.protocol_checks import checked_protocol
-
-CONFIGURED = tuple(f"workflow/config/{name}.yaml" for name in ("leaderboard", "duel", "ranking"))
 
 
 def _set(data, path, value):
@@ -122,19 +120,19 @@ def test_a_rule_that_is_there_twice_is_named(tmp_path):
         read_protocol(path)
 
 
-@pytest.mark.parametrize("path", [*CONFIGURED, "results/released/leaderboard/protocol.yaml"])
+@pytest.mark.parametrize("path", ["workflow/config/duel.yaml", "results/released/duel/protocol.yaml"])
 def test_the_released_protocol_is_right(repository, path):
     assert checked_protocol(repository / path).rules
 
 
-def test_the_duel_has_the_rules_and_settings_of_the_leaderboard(repository):
+def test_the_duel_is_tuned_on_the_trials_of_the_first_board(repository):
     duel = read_protocol(repository / "workflow/config/duel.yaml")
-    board = read_protocol(repository / "workflow/config/leaderboard.yaml")
-    assert all(duel.rules[name] == board.rules[name] for name in duel.rules)
-    assert duel.tuning_experiments == [f"{board.name}-trials", "duel-round-2"]
+    board = yaml.safe_load((repository / "results/released/leaderboard/protocol-0.3.0.yaml").read_text())
+    rules = {name: Candidate.model_validate(board["rules"][name]) for name in duel.rules}
+    assert duel.rules == rules and duel.tuning_experiments == ["leaderboard-trials", "duel-round-2"]
     same = ("trials", "tuning_seeds", "learning_rates", "baseline")
-    assert all(getattr(duel, key) == getattr(board, key) for key in same)
-    assert duel.experiment == {key: value for key, value in board.experiment.items() if key != "summary"}
+    assert all(getattr(duel, key) == board[key] for key in same)
+    assert duel.experiment == {key: value for key, value in board["experiment"].items() if key != "summary"}
 
 
 def test_the_duel_has_the_size_that_it_says(repository):
@@ -142,21 +140,6 @@ def test_the_duel_has_the_size_that_it_says(repository):
     cells = len(duel.rules) * len(duel.experiment["tasks"])
     assert cells * (duel.tuning_runs - duel.trials * len(duel.tuning_seeds)) == 72
     assert cells * len(duel.seeds) == 180
-
-
-def test_rules_are_ranked_on_seeds_that_no_board_has_with_the_settings_of_the_first(repository):
-    ranked, board = (
-        read_protocol(repository / f"workflow/config/{name}.yaml") for name in ("ranking", "leaderboard")
-    )
-    assert all(ranked.rules[name] == board.rules[name] for name in ranked.rules)
-    assert ranked.experiment == {key: value for key, value in board.experiment.items() if key != "summary"}
-    assert ranked.not_finite == "zero" and ranked.tuning_runs == board.tuning_runs
-    own = {*ranked.seeds, *(seed for stage in ranked.stages for seed in stage)}
-    assert len(own) == len(ranked.seeds) + 5, "each round has seeds of its own"
-    for path in (repository / "workflow/config").glob("*.yaml"):
-        known = yaml.safe_load(path.read_text())
-        if path.stem != "ranking" and isinstance(known, dict):
-            assert not own & {*known.get("seeds", []), *known.get("tuning_seeds", [])}, path
 
 
 def test_nobody_has_seen_the_seeds_of_the_duel(repository):

@@ -2,7 +2,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import synthetic
@@ -169,67 +168,6 @@ def test_three_findings_are_taken_by_rule(
     )
     nothing = blocks(main, items, judged=judge(claims[-1:], runs, items))["findings"]
     assert nothing == "None of 1 claim has runs.\n"
-
-
-def test_the_top_of_the_board(main: pd.DataFrame, items: pd.DataFrame) -> None:
-    assert blocks(main, items)["board"] == "", "there is none yet"
-    rows = [
-        {"task": task, "trust_region": f"rule{n}", "seeds": 5, "difference": 0.1 if n != 7 else np.nan}
-        | {"pass@1": 0.9 - n / 100}
-        for task in ("locks", "programs")
-        for n in range(9)
-    ]
-    board = pd.DataFrame(rows)
-    for name in ("pass@1", "difference"):
-        board[f"{name}_low"], board[f"{name}_high"] = board[name] - 0.01, board[name] + 0.01
-    text = blocks(main, items, board=board)["board"]
-    shown = [line.split("|")[1:4] for line in text.splitlines() if line.startswith(("| locks", "| programs"))]
-    places = ["1", "2", "3", "4", "5", "8"]
-    assert [tuple(cell.strip() for cell in row) for row in shown] == [
-        (task, place, f"rule{int(place) - 1}") for task in ("locks", "programs") for place in places
-    ]
-    assert "The first 5 of 9 rules, rule7 in any case; each" in text and "90.0 [89.0, 91.0]" in text
-    assert "wait" not in text
-    last = board.assign(trust_region=board["trust_region"].replace("rule8", "troll"), p_holm=1.0)
-    text = blocks(main, items, board=last)["board"]
-    ranged = blocks(
-        main, items, board=last, places={("programs", "troll"): (7, 9), ("locks", "rule0"): (1, 1)}
-    )
-    assert "| programs | 9 (7 to 9) | troll |" in ranged["board"] and "| 1 (1) | rule0 |" in ranged["board"]
-    assert "10,000 draws of the seeds" in ranged["board"] and "10,000" not in text
-    assert "| p (Holm) |" in text and "| 1.000 |" in text, "p stands beside each difference"
-    assert "| programs | 9 | troll |" in text and "rules, troll and rule7 in any case" in text
-
-
-@pytest.mark.parametrize(
-    ("difference", "p", "reading"),
-    [
-        (0.05, 0.049, "**troll is higher**"),
-        (-0.05, 0.049, "**troll is lower**"),
-        (0.05, 0.051, "**no clear difference**"),
-        (-0.05, np.nan, "**no clear difference**"),
-    ],
-)
-def test_what_tuned_rules_differ_by_is_told(
-    main: pd.DataFrame, items: pd.DataFrame, difference: float, p: float, reading: str
-) -> None:
-    baseline = {"task": "locks", "trust_region": "clip", "seeds": 10, "difference": np.nan, "p_holm": np.nan}
-    troll = baseline | {"trust_region": "troll", "difference": difference, "p_holm": p}
-    board = pd.DataFrame([troll | {"pass@1": 0.4 + difference}, baseline | {"pass@1": 0.4}])
-    for name in ("pass@1", "difference"):
-        board[f"{name}_low"], board[f"{name}_high"] = board[name] - 0.01, board[name] + 0.01
-    text = blocks(main, items, board=board, waiting=3)["board"]
-    assert "chosen after" not in text
-    for early, told in ({"clip": 0.5, "troll": 1 / 3}, "The trials"), ({"clip": 1 / 3}, "The trials of clip"):
-        mistaken = blocks(main, items, board=board, early=early)["board"]
-        assert f"**{told} were chosen after 33 % of their optimiser steps, by mistake**" in mistaken
-    (line,) = (line for line in text.splitlines() if line.startswith("- "))
-    known = p == p  # a single seed has no p
-    corrected = f" (p = {p:.4f} after Holm's correction over the board)" if known else ""
-    assert line.startswith("- Both tuned, on locks: troll ends at ")
-    assert line.endswith(f"; {reading}{corrected}.")
-    assert f"clip at 40.0 %, {'+' if difference > 0 else '−'}5.0 points" in line and "over 10 seeds" in line
-    assert "All 2 rules that have results" in text and "2 of 5 rules of the protocol have results" in text
 
 
 def test_the_first_table_has_what_was_run_and_says_where_the_method_itself_falls(

@@ -63,10 +63,10 @@ def test_released_tables_and_verdicts_are_those_of_the_present_code(
 
 
 @pytest.mark.slow
-def test_the_released_board_is_that_of_its_runs(
+def test_the_released_duel_is_that_of_its_runs(
     troll: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    result = troll("release", "check", "results/released/leaderboard", cwd=ROOT)
+    result = troll("release", "check", "results/released/duel", cwd=ROOT)
     assert result.returncode == 0, result.stderr
     assert "are what the released data give" in result.stderr + result.stdout
 

@@ -109,10 +109,10 @@ def test_what_is_not_there_is_a_line(command, tmp_path, monkeypatch):
             ["grade", "--task", "chains", "--checkpoint", "c", "--out", "o"],
             "task chains generates its problems; give a file of them with --problems FILE",
         ),
-        (["rank", "board.yaml", "--space", "a=1"], "rank: board.yaml is a protocol; --space, --protocol and"),
+        (["rank", "board.yaml", "--space", "a=1"], "rank: board.yaml is a protocol; --space and --protocol"),
         (
-            ["rank", "my_rules.py:wall", "--rule", "clip"],
-            "rank: --rule chooses rules of a protocol",
+            ["rank", "my_rules.py:wall", "--repeat"],
+            "rank: --repeat makes the runs of a protocol again: troll rank PROTOCOL.yaml",
         ),
         (["run", "-n", "no.yaml"], "run: name the experiment file before -n, an option of Snakemake"),
         (["run", "no.yaml"], "run: no Snakefile is here; run this in the root of a checkout"),

@@ -17,9 +17,6 @@ def readme(
     pages: Annotated[list[Path] | None, typer.Argument(help="Markdown files; README.md by default")] = None,
     ledger: Ledger = None,
     also: Annotated[list[Path] | None, typer.Option(help="further released results with verdicts")] = None,
-    board: Annotated[Path, typer.Option(help="directory of the leaderboard, if there is one")] = Path(
-        "results/released/leaderboard"
-    ),
     check_only: Annotated[
         bool, typer.Option("--check", help="change nothing; fail if a page is out of date")
     ] = False,
@@ -32,7 +29,7 @@ def readme(
     """
     from troll.operations.readme import write_blocks
 
-    write_blocks(results, pages or [Path("README.md")], ledger, also or [], board, check=check_only)
+    write_blocks(results, pages or [Path("README.md")], ledger, also or [], check=check_only)
 
 
 @app.command("check")
@@ -155,10 +152,6 @@ Trials = Annotated[
 def trials(
     protocol: ProtocolFile,
     out: Annotated[Path, typer.Option(help="the experiment file to write")],
-    rule: Annotated[
-        list[str] | None,
-        typer.Option(help="a rule of the protocol; may be repeated; default: all"),
-    ] = None,
     results: Annotated[
         list[Path] | None,
         typer.Option(help="results/<experiment> of a finished round; once per round, in order"),
@@ -168,12 +161,12 @@ def trials(
 
     Reads the protocol, and tidy/ of RESULTS; writes OUT.
 
-    Example: troll release trials workflow/config/leaderboard.yaml \
-    --out trials.yaml
+    Example: troll release trials workflow/config/duel.yaml \
+    --results results/released/leaderboard-trials --out round-2.yaml
     """
     from troll.operations.leaderboard import write_trials
 
-    write_trials(protocol, out, rule or (), results or ())
+    write_trials(protocol, out, results or ())
 
 
 @app.command()
@@ -181,27 +174,17 @@ def final(
     protocol: ProtocolFile,
     results: Trials,
     out: Annotated[Path, typer.Option(help="directory for one experiment file per task")],
-    rule: Annotated[
-        list[str] | None,
-        typer.Option(help="a rule of the protocol; may be repeated; default: those with trials in RESULTS"),
-    ] = None,
-    fresh: Annotated[
-        list[Path] | None,
-        typer.Option(help="results/<experiment> of fresh seeds so far, once per task; writes the next look"),
-    ] = None,
 ) -> None:
     r"""Choose the best trial of each rule, and write the experiment files of fresh seeds.
 
-    Reads tidy/ of RESULTS; writes OUT/TASK.yaml. If the protocol ranks each rule
-    separately, rules get the seeds of the first look and, with FRESH, those that
-    continue get the seeds of the next look.
+    Reads tidy/ of RESULTS; writes OUT/TASK.yaml.
 
-    Example: troll release final workflow/config/leaderboard.yaml \
-    --results results/leaderboard-trials --out final
+    Example: troll release final workflow/config/duel.yaml \
+    --results results/released/leaderboard-trials --results results/duel-round-2 --out final
     """
     from troll.operations.leaderboard import write_finals
 
-    write_finals(protocol, results, out, rule or (), fresh or ())
+    write_finals(protocol, results, out)
 
 
 @app.command()
@@ -213,19 +196,17 @@ def board(
 ) -> None:
     r"""Make the board from finished experiments: tables and figures.
 
-    Reads tidy/ of each; writes the tables board, trials and levels (CSV, Markdown),
-    the figures differences, budget and profile, and protocol.yaml into OUT; if the
-    protocol has contrasts, also the table and figure contrasts. Prints what the
-    protocol says about the outcome.
+    Reads tidy/ of each; writes the tables board, contrasts, trials and levels (CSV,
+    Markdown), the figures differences, budget, profile and contrasts, and
+    protocol.yaml into OUT. Prints what the protocol says about the outcome.
 
-    Example: troll release board workflow/config/leaderboard.yaml \
-    --trials results/leaderboard-trials --final results/leaderboard-locks \
-    --final results/leaderboard-programs --out results/leaderboard
+    Example: troll release board workflow/config/duel.yaml \
+    --trials results/released/leaderboard-trials --trials results/duel-round-2 \
+    --final results/duel-locks --final results/duel-programs --out results/duel
     """
     from troll.common.files import write_text
     from troll.operations.leaderboard import make_board
 
     outcome = make_board(protocol, trials, final, out)
     write_text(out / "protocol.yaml", protocol.read_text(encoding="utf-8"))
-    if outcome:
-        typer.echo(outcome)
+    typer.echo(outcome)

@@ -54,43 +54,39 @@ def rank(
         list[str] | None, typer.Option(help="values to try of a setting of RULE, name=1,2,3; may be repeated")
     ] = None,
     protocol: Annotated[
-        Path | None, typer.Option(help="protocol for RULE; default: workflow/config/ranking.yaml")
-    ] = None,
-    board: Annotated[Path | None, typer.Option(help="results/NAME with a board of the same protocol")] = None,
-    rule: Annotated[
-        list[str] | None, typer.Option(help="a rule of PROTOCOL; may be repeated; default: all")
+        Path | None, typer.Option(help="protocol for RULE; default: workflow/config/duel.yaml")
     ] = None,
     repeat: Annotated[
         bool, typer.Option("--repeat", help="also make the runs of PROTOCOL again that results/released has")
     ] = False,
     cores: Cores = 0,
 ) -> None:
-    """Rank your own trust region, or run a whole protocol.
+    """Compare your own trust region with clip, or run a whole protocol.
 
     RULE gets what every rule of the protocol gets: the contract tests, the same number of trials (runs that
-    try settings), and fresh seeds with the best settings. PROTOCOL runs all trials of its rules and the fresh
-    seeds, and makes the board (the table of results).
+    try settings), and fresh seeds with the best settings; the runs of clip, TROLL and GSPO's clipping are
+    those of the duel. PROTOCOL runs all trials of its rules and the fresh seeds, and makes the board (the
+    table of results) and the contrasts.
 
     You can interrupt it at any time: the same command resumes, and no run is repeated. Runs that
-    results/released has are taken from there, unless you add --repeat. The board is in
-    results/ranking-NAME for a rule, and in results/NAME for a protocol.
+    results/released has are taken from there, unless you add --repeat. The board is in results/duel-NAME
+    for a rule, and in results/NAME for a protocol.
 
     Example: troll rank my_rules.py:soft_wall --space coefficient=0.1,1,10
     """
     if Path(what).suffix in (".yaml", ".yml"):
-        if space or protocol or board:
-            raise UserError(f"rank: {what} is a protocol; --space, --protocol and --board go with a rule")
+        if space or protocol:
+            raise UserError(f"rank: {what} is a protocol; --space and --protocol go with a rule")
         from troll.operations.leaderboard import run_protocol
 
-        lines = run_protocol(Path(what), rule or (), cores, repeat=repeat)
+        lines = [run_protocol(Path(what), cores, repeat=repeat)]
     else:
-        if rule or repeat:
-            option = "--rule chooses rules" if rule else "--repeat makes the runs again"
-            raise UserError(f"rank: {option} of a protocol; give one: troll rank PROTOCOL.yaml")
+        if repeat:
+            raise UserError("rank: --repeat makes the runs of a protocol again: troll rank PROTOCOL.yaml")
         from troll.operations.rank import PROTOCOL
         from troll.operations.rank import rank as rank_rule
 
-        lines = rank_rule(what, space or (), protocol or PROTOCOL, board, cores)
+        lines = rank_rule(what, space or (), protocol or PROTOCOL, cores)
     for line in lines:
         typer.echo(line)
 

@@ -7,23 +7,20 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from troll.analysis.data.results import read_results
-from troll.analysis.data.tidy import TIDY, read_tidy
+from troll.analysis.data.results import Results, read_results
+from troll.analysis.data.tidy import TIDY
 from troll.analysis.leaderboard import figures, inputs
 from troll.analysis.leaderboard.board import board_table
-from troll.analysis.leaderboard.contrasts import contrasts_table, lacking, sentence
+from troll.analysis.leaderboard.contrasts import contrasts_table, sentence
 from troll.analysis.leaderboard.levels import levels_table
-from troll.analysis.leaderboard.own_rule import beside, read_finals
 from troll.analysis.leaderboard.protocol import (
     Protocol,
-    among,
     final_experiments,
     read_protocol,
     round_experiment,
     trials_experiment,
 )
-from troll.analysis.leaderboard.ranking import ranking_table, seeds_of_rules, seeds_there
-from troll.analysis.render.formats import listed, write_table
+from troll.analysis.render.formats import write_table
 from troll.analysis.render.style import write_figure
 from troll.common.errors import UserError
 from troll.common.files import write_text
@@ -35,9 +32,7 @@ from troll.operations import workflow
 from troll.operations.protocol_checks import check_tuned_in, checked_protocol
 
 
-def run_protocol(
-    protocol: Path, rules: Sequence[str] = (), cores: int = 0, *, repeat: bool = False
-) -> list[str]:
+def run_protocol(protocol: Path, cores: int = 0, *, repeat: bool = False) -> str:
     """Runs all rounds of trials and the fresh seeds, makes the board; returns its first contrast in words.
 
     Runs that are finished here are not repeated, and neither, without ``repeat``, are those in the tables in
@@ -45,8 +40,7 @@ def run_protocol(
     results/NAME-TASK, and the board in results/NAME.
     """
     workflow.in_checkout("rank")
-    whole = checked_protocol(protocol)
-    known = among(whole, rules or whole.rules)
+    known = checked_protocol(protocol)
     if repeat:
         known = known.model_copy(update={"experiment": known.experiment | {"repeat": True}})
     out, count = RESULTS / known.name, cores or available_cores()
@@ -57,13 +51,12 @@ def run_protocol(
     outcome = make_board(protocol, tried, finals, out)
     write_text(out / "protocol.yaml", protocol.read_text(encoding="utf-8"))
     say(f"the board: {out / 'board.md'}")
-    return [outcome] if outcome else []
+    return outcome
 
 
-def write_trials(protocol: Path, out: Path, rules: Sequence[str], results: Sequence[Path]) -> None:
+def write_trials(protocol: Path, out: Path, results: Sequence[Path]) -> None:
     """Writes the experiment file of all trials, or of the tuning round that follows those in ``results``."""
-    whole = checked_protocol(protocol)
-    known = among(whole, rules or whole.rules)
+    known = checked_protocol(protocol)
     if len(results) > len(known.rounds):
         raise UserError(
             f"{protocol}: all {len(results)} rounds are done; continue with `troll release final`"
@@ -84,26 +77,15 @@ def next_round(known: Protocol, done: Sequence[Path], only: str | None = None) -
     return round_experiment(known, len(done), inputs.kept_for(scores, known, len(done)), only)
 
 
-def write_finals(
-    protocol: Path, results: Sequence[Path], out: Path, rules: Sequence[str], fresh: Sequence[Path]
-) -> None:
-    """Chooses each rule's best trial, and writes the experiments of its fresh seeds, or of the next look.
+def write_finals(protocol: Path, results: Sequence[Path], out: Path) -> None:
+    """Chooses each rule's best trial, and writes the experiments of its fresh seeds.
 
-    ``results`` are those of the trials, one for each round in order; ``fresh`` those of the fresh seeds so
-    far, one for each task. ``rules`` defaults to all rules with trials.
+    ``results`` are those of the trials, one for each round in order.
     """
     known = checked_protocol(protocol)
-    runs = read_rounds(results, known)
-    there = inputs.tried_in(runs, known, results[0])
-    known = among(known, rules or there)
-    finals = [read_results(path) for path in fresh]
-    counts = seeds_of_rules(known, finals)
-    if finals and all(count == seeds_there(known, finals, name) for name, count in counts.items()):
-        raise UserError(f"{protocol}: every rule has its fresh seeds; continue with `troll release board`")
-    best = inputs.choose(inputs.trial_scores(runs, known), known)
-    experiments = final_experiments(known, best, counts=counts)
-    files = {out / f"{task}.yaml": experiment for task, experiment in experiments.items()}
-    write_experiments(files, protocol)
+    best = inputs.choose(inputs.trial_scores(read_rounds(results, known), known), known)
+    experiments = final_experiments(known, best)
+    write_experiments({out / f"{task}.yaml": one for task, one in experiments.items()}, protocol)
 
 
 def run_rounds(
@@ -127,28 +109,9 @@ def run_fresh(
     protocol: Path,
     only: str | None = None,
 ) -> list[Path]:
-    """Runs the fresh seeds, look by look if the protocol ranks rules; returns the directories of the results.
-
-    With ``only``, the user's own rule, just that rule is run, in separate experiments, and compared with the
-    baseline in ``results/<name>-<task>`` or its release.
-    """
-    counts = seeds_of_rules(known, [])
-    while True:
-        experiments = final_experiments(known, best, only, counts).values()
-        done = [run_experiment(experiment, files, cores, protocol) for experiment in experiments]
-        if known.ranking is None:
-            return done
-        if only is None:
-            finals = [read_results(path) for path in done]
-        else:
-            pairs = read_finals(RESULTS, known, only, list(known.experiment["tasks"]))
-            finals = [beside(*pair, only) for pair in pairs.values()]
-        before, counts = counts, seeds_of_rules(known, finals)
-        more = [name for name in known.rules if counts[name] > before[name] and only in (None, name)]
-        if not more:
-            return done
-        for name in more:
-            say(f"{name}: continues to {counts[name]} fresh seeds")
+    """Runs the fresh seeds, with ``only`` those of a single rule; returns the directories of the results."""
+    experiments = final_experiments(known, best, only).values()
+    return [run_experiment(experiment, files, cores, protocol) for experiment in experiments]
 
 
 def read_rounds(directories: Sequence[Path], known: Protocol, option: str = "--results") -> pd.DataFrame:
@@ -160,48 +123,42 @@ def read_rounds(directories: Sequence[Path], known: Protocol, option: str = "--r
     return inputs.tuning_table(tables, known)
 
 
-def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], out: Path) -> str | None:
-    """Writes the board's tables and figures; returns the protocol's first contrast in words, if it has one.
+def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], out: Path) -> str:
+    """Writes the board's tables and figures; returns the protocol's first contrast in words.
 
-    Tables: ``board``, ``trials``, ``levels`` if there are any, and ``contrasts`` and ``ranking`` if the
-    protocol has them. Figures: ``differences``, ``budget``, ``profile``, and ``contrasts`` likewise.
+    Tables: ``board``, ``contrasts``, ``trials``, and ``levels`` if there are any. Figures: ``differences``,
+    ``budget``, ``profile`` and ``contrasts``.
     """
     inputs.check_named_once(final)
-    whole = read_protocol(protocol)
-    runs = read_rounds(trials, whole, "--trials")
-    known = among(whole, inputs.tried_in(runs, whole, trials[0]))
-    missing = [name for name in whole.rules if name not in known.rules]
-    scores = inputs.trial_scores(runs, known)
+    known = read_protocol(protocol)
+    runs = read_rounds(trials, known, "--trials")
     finals = {path: read_results(path) for path in final}
-    inputs.check_fresh(finals, whole)
-    fresh = [*finals.values()]
-    begun = [inputs.trial_runs(read_tidy(path).runs, whole) for path in trials]
-    ended = {name: sum(one.get(name, 0) for one in begun) for name in whole.rules}
-    table = board_table(fresh, scores, inputs.choose(scores, known), known, missing, ended)
+    inputs.check_fresh(finals, known)
+    return write_board(known, runs, [*finals.values()], out)
+
+
+def write_board(
+    known: Protocol, runs: pd.DataFrame, fresh: Sequence[Results], out: Path, notes: Sequence[str] = ()
+) -> str:
+    """Writes the board from the runs of tuning and of fresh seeds, with further ``notes`` of the board."""
+    scores = inputs.trial_scores(runs, known)
+    table = board_table(fresh, scores, inputs.choose(scores, known), known)
     table.attrs["notes"][1:1] = inputs.tuned_elsewhere(runs, fresh, known)
-    levels = levels_table(fresh, known)
-    tables = {"board": table, "trials": scores} | ({} if levels.empty else {"levels": levels})
-    if known.ranking is not None:
-        tables["ranking"] = ranking_table(fresh, known)
+    table.attrs["notes"] += notes
+    contrasts = contrasts_table(fresh, known, inputs.tuning_values(runs, scores, known))
+    tables = {"board": table, "trials": scores, "contrasts": contrasts, "levels": levels_table(fresh, known)}
     drawn = {
         "differences": figures.differences_figure(table),
         "budget": figures.budget_figure(scores, table),
         "profile": figures.profile_figure(table),
+        "contrasts": figures.contrasts_figure(contrasts, fresh, known),
     }
-    said = None
-    if known.comparison is not None:
-        if absent := lacking(fresh, known):
-            say(f"contrasts: not made yet, as there are no fresh seeds of {listed(absent)}")
-        else:
-            tuning = inputs.tuning_values(runs, scores, known)
-            tables["contrasts"] = contrasts_table(fresh, known, tuning)
-            drawn["contrasts"] = figures.contrasts_figure(tables["contrasts"], fresh, known)
-            said = sentence(tables["contrasts"], known)
     for name, made in tables.items():
-        write_table(made, out / name)
+        if not made.empty:
+            write_table(made, out / name)
     for name, figure in drawn.items():
         write_figure(figure, out / name)
-    return said
+    return sentence(contrasts, known)
 
 
 def run_experiment(experiment: dict[str, Any], directory: Path, cores: int, protocol: Path) -> Path:

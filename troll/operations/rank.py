@@ -12,94 +12,63 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from troll.algorithms.trust_regions import TRUST_REGIONS
 from troll.algorithms.trust_regions.rule_files import names_a_file
+from troll.analysis.data.tidy import RUN_COLUMNS, concatenated
 from troll.analysis.leaderboard import own_rule
 from troll.analysis.leaderboard.inputs import choose, trial_scores
-from troll.analysis.leaderboard.protocol import Protocol, among, trials_experiment
-from troll.analysis.render.formats import listed, shown, write_table
+from troll.analysis.leaderboard.protocol import Protocol, trials_experiment
+from troll.analysis.render.formats import listed
 from troll.common.errors import UserError, nearest
 from troll.common.processor import available_cores
 from troll.common.progress import say
 from troll.common.strict_yaml import parse_yaml
-from troll.experiment.directories import RESULTS, results_directory
+from troll.experiment.directories import RESULTS
 from troll.experiment.files import parse_experiment
-from troll.operations.leaderboard import read_rounds, run_fresh, run_rounds
+from troll.operations.leaderboard import read_rounds, run_fresh, run_rounds, write_board
 from troll.operations.protocol_checks import checked_protocol, rule_problems
 from troll.operations.workflow import in_checkout, noted
 
-PROTOCOL = Path("workflow/config/ranking.yaml")
+PROTOCOL = Path("workflow/config/duel.yaml")
 _CONTRACT = Path("tests/algorithms/test_trust_region_contract.py")
 _OWN = "own_rule"
 """Part of the names of the contract's tests of TROLL_CONTRACT; pytest may escape the rule's own name."""
 _FAILED = re.compile(r"^FAILED \S+?::(\w+)", re.MULTILINE)
-_COLUMNS = ("task", "trust_region", "runs", "learning_rate", "settings", "pass@1", "difference", "late_kl")
-_WITH_ENDS = ("pass@1", "difference")
 
 
-def rank(
-    rule: str, space: Sequence[str] = (), protocol: Path = PROTOCOL, board: Path | None = None, cores: int = 0
-) -> list[str]:
-    """Compares the user's trust region with the tuned baseline; returns its rows of the board, and notes.
+def rank(rule: str, space: Sequence[str] = (), protocol: Path = PROTOCOL, cores: int = 0) -> list[str]:
+    """Compares the user's trust region with the tuned baseline; returns what came out as lines.
 
     ``rule`` is a file and a function, ``my_rules.py:soft_wall``; each item of ``space`` a setting and the
-    values to try, ``name=1,2,3``; ``board`` a directory results/NAME with a board made from ``protocol``.
+    values to try, ``name=1,2,3``. The rules of ``protocol`` must have their runs, here or in the release.
     """
     in_checkout("rank")
-    released = checked_protocol(protocol)
+    others = checked_protocol(protocol)
     if not names_a_file(rule):
         raise UserError(f"rank: {rule!r} names no file; expected my_rules.py:my_function")
     TRUST_REGIONS[rule]  # loads the rule, or raises a UserError
     name, values = rule.rpartition(":")[2].replace("_", "-"), _space(space)
-    _check_space(values, rule, released)
-    known = own_rule.with_rule(released, name, rule, values)
+    _check_space(values, rule, others)
+    known = own_rule.with_rule(others, name, rule, values)
     for problem in rule_problems(known, name):
         raise UserError(f"rank: {rule}: {problem}")
     parse_experiment(trials_experiment(known, name), f"rank: {rule}")
-    place, count = board or results_directory(released.name, "trials.csv"), cores or available_cores()
-    own_rule.check_same_protocol(place, protocol, released)
-    scores = None
-    if released.ranking is None or board or (place / "trials.csv").exists():
-        scores = own_rule.released_trials(place / "trials.csv", released)
-        own_rule.check_release(RESULTS, released)
+    own_rule.check_release(RESULTS, others)
     _check_contract(rule)  # last, because it takes longest
     say(f"{rule}: passes the contract's tests")
-    root = RESULTS / f"{released.name}-{name}"
-    if scores is None:
-        scores = _baseline(released, place, count, protocol)
 
-    own = trial_scores(read_rounds(run_rounds(known, root, count, protocol, name), known), known, name)
-    best = choose(own, known)
+    root, count = RESULTS / f"{others.name}-{name}", cores or available_cores()
+    own = read_rounds(run_rounds(known, root, count, protocol, name), known)
+    best = choose(trial_scores(own, known, name), known)
     for (task, _), trial in best.items():
         settings = f", {trial.described}" if trial.settings else ""
         say(f"{task}: best at learning rate {trial.learning_rate:g}{settings}")
     run_fresh(known, best, root, count, protocol, name)
     finals = own_rule.read_finals(RESULTS, known, name, list(known.experiment["tasks"]))
-    table = own_rule.own_board(known, name, pd.concat([scores, own], ignore_index=True), finals)
-    write_table(table, root / "board")
-    together = [own_rule.beside(*pair, name) for pair in finals.values()]
-    told = own_rule.readings(together, known, name)
-    narrow = table[[*_COLUMNS, *(f"{column}_{end}" for column in _WITH_ENDS for end in ("low", "high"))]]
-    narrow.attrs = table.attrs
-    headings, rows = shown(narrow)
-    return [
-        *(" | ".join(cells) for cells in (headings, *rows)),
-        *table.attrs["notes"],
-        *own_rule.places(table, name, together),
-        *told,
-        f"the whole table: {root / 'board.md'}",
-    ]
-
-
-def _baseline(known: Protocol, place: Path, cores: int, protocol: Path) -> pd.DataFrame:
-    """Runs trials and fresh seeds of the baseline, which no board has yet; returns the trials' scores."""
-    say(f"{known.baseline}: running the baseline of {protocol}, which is needed only once")
-    alone, files = among(known, [known.baseline]), place / "experiments"
-    scores = trial_scores(read_rounds(run_rounds(alone, files, cores, protocol), alone), alone)
-    run_fresh(alone, choose(scores, alone), files, cores, protocol)
-    return scores
+    tuning = read_rounds(own_rule.tuning_directories(RESULTS, others), others)
+    runs, notes = concatenated([tuning, own], RUN_COLUMNS), own_rule.notes(finals)
+    outcome = write_board(known, runs, own_rule.together(finals, name), root, notes)
+    return [outcome, *notes, f"every contrast and the board: {root / 'contrasts.md'}, {root / 'board.md'}"]
 
 
 def _check_contract(rule: str) -> None:

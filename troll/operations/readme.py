@@ -1,10 +1,7 @@
 """Generates blocks of the README and other pages from released results."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
 
 from troll.analysis.claims.ledger import to_short_markdown
 from troll.analysis.claims.packaged import claim_files
@@ -12,8 +9,6 @@ from troll.analysis.claims.verdicts import judge, read_claims
 from troll.analysis.data.provenance import check_clean
 from troll.analysis.data.results import Results as Known
 from troll.analysis.data.results import read_results, tables_of
-from troll.analysis.leaderboard.board import place_ranges
-from troll.analysis.leaderboard.protocol import chosen_early, read_protocol
 from troll.analysis.metrics import METRICS, SUMMARIES, markdown
 from troll.analysis.registry import entries
 from troll.analysis.report import readme as text
@@ -29,7 +24,6 @@ def write_blocks(
     pages: Sequence[Path],
     ledger: Sequence[str] | None,
     also: Sequence[Path],
-    board: Path,
     *,
     check: bool = False,
 ) -> None:
@@ -63,7 +57,6 @@ def write_blocks(
         judged=judged,
         family=family,
         runs=all_runs,
-        **_board_of(board, named),
         benchmark=asked.get("benchmark", []),
         others=others_judged,
     )
@@ -76,22 +69,3 @@ def write_blocks(
             text.update(path, generated)
         elif difference := text.check(path, generated):
             raise UserError(f"{path} is out of date; `make readme` updates it:\n{difference}")
-
-
-def _board_of(directory: Path, results: Mapping[str, Known]) -> dict[str, Any]:
-    """Returns the released leaderboard, the number of rules without runs, and the ranges of rules' places.
-
-    The ranges come from the released results of the fresh seeds. Empty without a board.
-    """
-    path = directory / "board.csv"
-    if not path.exists():
-        return {}
-    protocol, board = read_protocol(directory / "protocol.yaml"), pd.read_csv(path)
-    rules = list(dict.fromkeys(board["trust_region"]))
-    final = [results.get(f"{protocol.name}-{task}") for task in dict.fromkeys(board["task"])]
-    return {
-        "board": board,
-        "waiting": len(set(protocol.rules) - set(rules)),
-        "early": chosen_early(pd.read_csv(directory / "trials.csv")),
-        "places": place_ranges([one for one in final if one is not None], rules),
-    }

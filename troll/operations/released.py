@@ -1,6 +1,6 @@
 """Checks released tables that are made from data beside them instead of from a tidy table.
 
-These are the leaderboard, made from its trials and fresh seeds; costs and the GPU check, from measurements;
+These are the duel's board, made from its trials and fresh seeds; costs and the GPU check, from measurements;
 the graders' audit, from its report; and approximation errors.
 """
 

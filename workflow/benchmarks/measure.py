@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from troll.cli.app import begin, main
-from troll.cli.options import Log, Out, ProtocolFile, Stem
+from troll.cli.options import Log, Out, Stem
 from troll.common.errors import UserError
 
 app = typer.Typer(
@@ -149,38 +149,6 @@ def coverage(
     frame = coverage_table(trials)
     write_text(out / "coverage.csv", frame.round(6).to_csv(index=False, lineterminator="\n"))
     write_text(out / "coverage.md", to_markdown(frame))
-
-
-@app.command()
-def error_rates(
-    protocol: ProtocolFile,
-    against: Annotated[
-        Path | None, typer.Option(help="protocol without a ranking, to compare with, using as many runs")
-    ] = None,
-    draws: Annotated[int, typer.Option(help="simulated comparisons per effect", min=100)] = 20_000,
-) -> None:
-    r"""Simulate error rate and power of a protocol that ranks rules.
-
-    Prints a table with a row per effect, by which a rule is better than the
-    baseline on every task: how often it is classified as above or below, its
-    number of runs, and what tuning loses, with its spread. With AGAINST also how
-    often that protocol classifies it as above with as many runs, corrected for all
-    comparisons of its board.
-
-    Example: python workflow/benchmarks/measure.py error-rates workflow/config/ranking.yaml \
-    --against workflow/config/leaderboard.yaml
-    """
-    from protocol_rates import rates_table
-    from troll.analysis.leaderboard.protocol import read_protocol
-    from troll.analysis.render.formats import to_markdown
-
-    ranked = read_protocol(protocol)
-    if ranked.ranking is None:
-        raise UserError(f"{protocol}: ranking: is missing; choose a protocol with a ranking")
-    other = read_protocol(against) if against else None
-    if other is not None and other.ranking is not None:
-        raise UserError(f"--against: {against}: has a ranking; choose a protocol without one")
-    typer.echo(to_markdown(rates_table(ranked, other, draws=draws)))
 
 
 if __name__ == "__main__":

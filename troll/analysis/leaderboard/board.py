@@ -21,8 +21,7 @@ from troll.analysis.data.summaries import (
     spread,
 )
 from troll.analysis.leaderboard.inputs import expected_best, first_scores
-from troll.analysis.leaderboard.protocol import Protocol, Trial, chosen_early, early_in_words, rate
-from troll.analysis.leaderboard.ranking import notes_of, ranking_table
+from troll.analysis.leaderboard.protocol import Protocol, Trial, rate
 from troll.analysis.render.formats import Style, counted, listed, percent
 from troll.analysis.statistics import (
     holm,
@@ -33,12 +32,9 @@ from troll.analysis.statistics import (
     steps_to,
 )
 from troll.common.errors import UserError
-from troll.common.seeding import derive_seed
 
 TARGET = 0.9
 """Target of the column ``rollouts``, as a share of the best rule's final success."""
-DRAWS = 10_000
-"""Bootstrap draws of the seeds for the ranges of ranks."""
 FEW_TRIALS = 4
 """Number of trials for the column ``few``: the expected result of a smaller tuning budget."""
 RECONSTRUCTED = "-recon-"
@@ -50,8 +46,6 @@ def board_table(
     trials: pd.DataFrame,
     best: Mapping[tuple[str, str], Trial],
     protocol: Protocol,
-    missing: Sequence[str] = (),
-    begun: Mapping[str, int] | None = None,
 ) -> pd.DataFrame:
     """One row per task and rule, best first.
 
@@ -84,70 +78,18 @@ def board_table(
     _check_baseline(rows, final, protocol)
     frame = pd.DataFrame(rows)
     frame["p_holm"] = np.nan
-    if protocol.ranking is not None:
-        _put_readings(frame, ranking_table(final, protocol))
-    else:
-        tested = frame["p"].notna()
-        frame.loc[tested, "p_holm"] = holm(frame.loc[tested, "p"].to_numpy())
+    tested = frame["p"].notna()
+    frame.loc[tested, "p_holm"] = holm(frame.loc[tested, "p"].to_numpy())
     frame = frame.sort_values(["task", "model", "pass@1"], ascending=[True, True, False], ignore_index=True)
     frame.attrs["styles"] = _STYLES
     ranked = set(frame["trust_region"])
     edges = _at_edges({key: trial for key, trial in best.items() if key[1] in ranked}, protocol)
-    frame.attrs["notes"] = _notes(
-        protocol,
-        frame["task"].nunique(),
-        _not_on_the_board(protocol, missing, begun or {}, best, frame),
-        edges,
-    )
-    if early := {name: share for name, share in chosen_early(trials).items() if name in ranked}:
-        frame.attrs["notes"].insert(
-            1,
-            f"{early_in_words(early, len(ranked))}: earlier versions lost the validation after the last "
-            "step. They are to be made again.",
-        )
+    frame.attrs["notes"] = _notes(protocol, frame["task"].nunique(), edges)
     if names := [*frame.loc[frame["rule"].str.contains(RECONSTRUCTED), "trust_region"].unique()]:
         frame.attrs["notes"].append(
             f"Reconstructed from secondary sources, without the paper's exact objective: {listed(names)}."
         )
     return frame.drop(columns="p")
-
-
-def place_ranges(final: Sequence[Results], names: Sequence[str]) -> dict[tuple[str, str], tuple[int, int]]:
-    """The 95 % bootstrap interval of each rule's rank, by task and rule.
-
-    From the 2.5th to the 97.5th percentile of its rank by mean test pass@1 over `DRAWS` draws of the seeds
-    with replacement, the same draws for all rules. Only seeds that every rule has are drawn; tasks with fewer
-    than two such seeds are left out.
-    """
-    ranges: dict[tuple[str, str], tuple[int, int]] = {}
-    for results in final:
-        members = [cell for cell in cells(results.items) if cell.trust_region in names]
-        means = pd.DataFrame(
-            {cell.trust_region: scores(results.items, cell).mean(axis=1) for cell in members}
-        ).dropna()
-        if len(means) < 2:
-            continue
-        task = members[0].task
-        random = np.random.default_rng(derive_seed(purpose="places", task=task))
-        drawn = random.integers(len(means), size=(DRAWS, len(means)))
-        resampled = means.to_numpy()[drawn].mean(axis=1)  # [draws, rules]
-        places = 1 + (resampled[:, None, :] > resampled[:, :, None]).sum(axis=2)
-        low, high = np.quantile(places, [0.025, 0.975], axis=0, method="inverted_cdf")
-        ranges |= {(task, str(name)): (int(low[n]), int(high[n])) for n, name in enumerate(means)}
-    return ranges
-
-
-def _put_readings(frame: pd.DataFrame, ranking: pd.DataFrame) -> None:
-    """Replaces differences and p-values by those of `ranking_table`, NaN for rules that stopped early."""
-    columns = ["difference", "difference_low", "difference_high"]
-    readings = ranking.set_index(["trust_region", "analysis"])
-    for index, row in frame.iterrows():
-        for label in (f"{row['task']} ({row['model']}) alone", f"{row['task']} alone"):
-            if (key := (row["trust_region"], label)) in readings.index:
-                frame.loc[index, [*columns, "p_holm"]] = (
-                    readings.loc[key, [*columns, "p"]].astype(float).to_numpy()
-                )
-                break
 
 
 def _check_baseline(rows: Sequence[Mapping[str, Any]], final: Sequence[Results], protocol: Protocol) -> None:
@@ -184,8 +126,6 @@ def _check_settings(runs: pd.DataFrame, task: str, trial: Trial) -> None:
 
 def _check_seeds(table: pd.DataFrame, cell: Cell, protocol: Protocol) -> None:
     """Raises `UserError` unless a rule has all fresh seeds."""
-    if protocol.ranking is not None and cell.trust_region != protocol.baseline:
-        return  # the looks decide how many seeds a rule gets: `ranking_table` checks them
     if missing := sorted(set(protocol.seeds) - set(table.index.astype(int))):
         raise UserError(
             f"{cell.trust_region}: {cell.task}: no fresh run with seed {', '.join(map(str, missing))}; "
@@ -286,49 +226,22 @@ def _edges_in_words(tasks: Mapping[str, Sequence[str]]) -> list[str]:
     return [f"{listed(names)} on {listed(names_of_tasks)}" for names_of_tasks, names in groups.items()]
 
 
-def _not_on_the_board(
-    protocol: Protocol,
-    missing: Sequence[str],
-    begun: Mapping[str, int],
-    best: Mapping[tuple[str, str], Trial],
-    board: pd.DataFrame,
-) -> list[str]:
-    """Sentences about the rules of the protocol that have no row, by their progress."""
-    rows = set(zip(board["task"], board["trust_region"], strict=True))
-    present = {name for _, name in rows}
-    lacking = [(task, name) for task, name in best if (task, name) not in rows]
-    tuned = dict.fromkeys(f"{name} on {task}" if name in present else name for task, name in lacking)
-    planned = protocol.tuning_runs * len(protocol.experiment["tasks"]) * max(board["model"].nunique(), 1)
-    by_state = {
-        "Tuned, and not yet run on fresh seeds": tuned,
-        "Trials begun, at which nobody has looked": [
-            f"{name} ({begun[name]} of {planned} runs)" for name in missing if begun.get(name)
-        ],
-        "No runs yet": [name for name in missing if not begun.get(name)],
-    }
-    return [f"{state}: {', '.join(names)}." for state, names in by_state.items() if names]
-
-
-def _notes(protocol: Protocol, tasks: int, left: list[str], edges: Sequence[str]) -> list[str]:
-    if edges:
-        outside = f"Best at the least or largest value that was tried: {', '.join(edges)}."
-        left = [f"{outside} A better one may lie outside.", *left]
+def _notes(protocol: Protocol, tasks: int, edges: Sequence[str]) -> list[str]:
+    outside = f"Best at the least or largest value that was tried: {', '.join(edges)}."
     rounds = "".join(
         f"the best {further.keep} then got {counted(len(further.seeds), 'more seed')}, "
         for further in protocol.rounds
     )
-    read = ", with Student's 95 % interval; p of a paired t-test, corrected by Holm over the whole table."
-    if protocol.ranking is not None:
-        read = f". {notes_of(protocol)}"
     return [
         f"Each rule had {protocol.trials} trials on {len(protocol.tuning_seeds)} tuning seeds for each of "
         f"{tasks} tasks, {rounds}the best by validation success went on to "
-        f"{len(protocol.seeds)} fresh seeds{' at most' if protocol.ranking else ''}. "
-        f"Δ: test pass@1 minus that of {protocol.baseline}, tuned alike, paired by seed{read}",
+        f"{len(protocol.seeds)} fresh seeds. "
+        f"Δ: test pass@1 minus that of {protocol.baseline}, tuned alike, paired by seed, with Student's 95 % "
+        "interval; p of a paired t-test, corrected by Holm over the whole table.",
         f"Batches to 90 %: rollout batches until training success is at {100 * TARGET:.0f} % of the best "
         "rule's final success, median over seeds; never where half of them or more do not get there. "
         f"Collapsed: runs that end below {100 * COLLAPSED:.0f} % of the base model. Best of {FEW_TRIALS}: "
         "validation success of the expected best of so many trials, drawn from those that were made"
         f"{' in the first round' if protocol.rounds else ''}.",
-        *left,
+        *([f"{outside} A better one may lie outside."] if edges else []),
     ]

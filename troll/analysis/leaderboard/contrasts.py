@@ -36,13 +36,6 @@ Tuning = Mapping[tuple[str, str], pd.DataFrame]
 """Validation success by task and rule: a row per tuning seed, a column per trial of the last round."""
 
 
-def lacking(final: Sequence[Results], protocol: Protocol) -> list[str]:
-    """Rules of the contrasts without fresh runs on a task, as ``<rule> on <task>``."""
-    present = {(cell.trust_region, cell.task) for results in final for cell in cells(results.items)}
-    expected = [(name, task) for name in protocol.compared for task in protocol.experiment["tasks"]]
-    return [f"{name} on {task}" for name, task in expected if (name, task) not in present]
-
-
 def fresh_values(final: Sequence[Results], protocol: Protocol, endpoint: str) -> dict[str, pd.DataFrame]:
     """An endpoint of every fresh run of the compared rules: by rule, a row per seed and a column per task."""
     by_rule: dict[str, dict[str, pd.Series]] = {name: {} for name in protocol.compared}
@@ -94,7 +87,6 @@ def contrasts_table(final: Sequence[Results], protocol: Protocol, tuning: Tuning
         ``reading``: above, below, within or undecided.
     """
     comparison = protocol.comparison
-    assert comparison is not None
     margin, rows = comparison.margin, list[dict[str, Any]]()
     fallen = _fallen(final, protocol)
     shifts = _shifts(tuning, protocol)
@@ -212,7 +204,6 @@ def _fallen(final: Sequence[Results], protocol: Protocol) -> dict[str, pd.Series
 def sentence(table: pd.DataFrame, protocol: Protocol) -> str:
     """The protocol's sentence for the outcome of its first contrast."""
     comparison, row = protocol.comparison, table.iloc[0]
-    assert comparison is not None
     low, high = row["difference_low"], row["difference_high"]
     parts = [getattr(comparison.sentences, str(row["reading"]))]
     if row["reading"] in ("above", "below") and -comparison.margin <= low and high <= comparison.margin:
@@ -243,7 +234,6 @@ _STYLES = {
 
 
 def _notes(table: pd.DataFrame, protocol: Protocol, tuning: Tuning) -> list[str]:
-    assert protocol.comparison is not None
     margin = 100 * protocol.comparison.margin
     first = table.iloc[0]
     same = (table["endpoint"] == first["endpoint"]) & (table["method"] == first["method"])

@@ -124,7 +124,6 @@ def contrasts_figure(table: pd.DataFrame, final: Sequence[Results], protocol: Pr
     The margin is shaded.
     """
     comparison = protocol.comparison
-    assert comparison is not None
     values = fresh_values(final, protocol, comparison.endpoints[0])
     contrasts, margin = comparison.contrasts, 100 * comparison.margin
     rows = table[table["endpoint"] == table["endpoint"].iloc[0]]

@@ -29,14 +29,6 @@ ROUND_STYLES = {"first": Style("In the first round (%)", percent), "rounds": Sty
 """Styles of the further columns of protocols with rounds."""
 
 
-def tried(runs: pd.DataFrame, protocol: Protocol) -> list[str]:
-    """The rules with trials in the last round, or in any round if the last has none yet."""
-    last = runs[runs["seed"].isin(protocol.stages[-1])] if protocol.rounds else runs
-    present = set((runs if last.empty else last)["trust_region"])
-    names = {trial.name for variant, trial in protocol.trials_by_variant.items() if variant in present}
-    return [name for name in protocol.rules if name in names]
-
-
 def trial_scores(
     runs: pd.DataFrame, protocol: Protocol, only: str | None = None, rounds: int | None = None
 ) -> pd.DataFrame:
@@ -228,27 +220,6 @@ def outdated_rules(runs: pd.DataFrame, until: int) -> list[str]:
     """The rules with runs that would give other results with the numerics ``until``."""
     versions = runs[["rule", "numerics"]].drop_duplicates().itertuples(index=False)
     return sorted({str(rule) for rule, old in versions if changed_since(int(old), str(rule), until=until)})
-
-
-def tried_in(runs: pd.DataFrame, protocol: Protocol, directory: Path) -> list[str]:
-    """The rules with trials in a directory; raises `UserError` without any, or without the baseline's."""
-    names = tried(runs, protocol)
-    if not names:
-        first = next(iter(protocol.trials_by_variant))
-        raise UserError(
-            f"{directory}: has no trials of {protocol.name}: none of its trust regions has the name of a "
-            f"trial, such as {first}; expected results/{protocol.tuning_experiments[0]}"
-        )
-    if protocol.baseline not in names:
-        raise UserError(f"{directory}: has no trials of the baseline {protocol.baseline}; run them first")
-    return names
-
-
-def trial_runs(runs: pd.DataFrame, protocol: Protocol) -> dict[str, int]:
-    """Number of trial runs by rule, including rules that are not on the board."""
-    names = runs.drop_duplicates("run_id")["trust_region"].astype(str)
-    rules = names.map({variant: trial.name for variant, trial in protocol.trials_by_variant.items()})
-    return {str(name): int(count) for name, count in rules.value_counts().items()}
 
 
 def check_named_once(directories: Sequence[Path], option: str = "--final") -> None:

@@ -1,4 +1,4 @@
-"""Ranking of a user's rule on the board: local runs of the rule with the released runs of all others."""
+"""A user's rule beside the rules of a protocol: its runs here, with theirs from here or the release."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,26 +11,16 @@ from pydantic import ValidationError
 
 from troll.analysis.data.results import Results, read_results
 from troll.analysis.data.tidy import BASE, TIDY
-from troll.analysis.leaderboard.board import board_table, place_ranges
-from troll.analysis.leaderboard.inputs import ROUND_STYLES, TRIAL_STYLES, choose, outdated_rules
-from troll.analysis.leaderboard.protocol import (
-    TRIALS,
-    Candidate,
-    Protocol,
-    explained,
-    read_protocol,
-    round_name,
-)
-from troll.analysis.leaderboard.ranking import ranking_table
-from troll.analysis.render.formats import bracketed, listed, percent, points, probability
+from troll.analysis.leaderboard.inputs import outdated_rules
+from troll.analysis.leaderboard.protocol import TRIALS, Candidate, Protocol, explained, round_name
+from troll.analysis.leaderboard.settings import Contrast
+from troll.analysis.render.formats import listed, percent
 from troll.common.errors import UserError
 from troll.experiment.directories import results_directory
 
-HERE, RELEASED = "here", "released"
-
 
 def with_rule(protocol: Protocol, name: str, rule: str, space: Mapping[str, Sequence[Any]]) -> Protocol:
-    """The protocol with an additional rule, which gets the same number of trials.
+    """The protocol with an additional rule, which gets the same number of trials, and its contrast alone.
 
     Without a ``space`` of settings, trials vary the learning rate, evenly spaced on a logarithmic scale
     between the protocol's smallest and largest.
@@ -46,73 +36,37 @@ def with_rule(protocol: Protocol, name: str, rule: str, space: Mapping[str, Sequ
         space={key: list(values) for key, values in space.items()},
         learning_rates=[] if space else [float(f"{rate:.3g}") for rate in rates],
     )
-    contents = protocol.model_dump() | {"rules": {**protocol.rules, name: candidate}}
+    contrasts = [Contrast(method=name, baseline=protocol.baseline)]
+    comparison = protocol.comparison.model_copy(update={"contrasts": contrasts})
+    contents = protocol.model_dump() | {
+        "rules": {**protocol.rules, name: candidate},
+        "comparison": comparison,
+    }
     try:
         return Protocol.model_validate(contents)
     except ValidationError as error:
         raise UserError(explained(error)) from None
 
 
-def released_trials(path: Path, protocol: Protocol) -> pd.DataFrame:
-    """The released validation scores of all rules' trials."""
-    try:
-        scores = pd.read_csv(path)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; a rule is ranked beside the released board") from None
-    except ValueError as error:
-        raise UserError(f"{path}: not a table of trials ({str(error).strip()})") from None
-    columns = (*TRIAL_STYLES, "task", *(ROUND_STYLES if protocol.rounds else ()))
-    absent = [column for column in columns if column not in scores]
-    if absent:
-        raise UserError(f"{path}: not a table of trials; it has no column {absent[0]}")
-    if not set(scores["rule"]) <= set(protocol.rules):
-        raise UserError(f"{path}: has rules that are not in the protocol; it belongs to another board")
-    for task in protocol.experiment["tasks"]:
-        at_baseline = scores[(scores["task"] == task) & (scores["rule"] == protocol.baseline)]
-        if len(at_baseline) != protocol.trials:
-            raise UserError(
-                f"{path}: has {len(at_baseline)} trials of {protocol.baseline} on {task}, but the protocol "
-                f"has {protocol.trials}; it belongs to another board"
-            )
-    return scores
+def tuning_directories(root: Path, protocol: Protocol) -> list[Path]:
+    """The results of the protocol's tuning rounds, from here or released."""
+    return [results_directory(name, TIDY, root) for name in protocol.tuning_experiments]
 
 
-def check_same_protocol(board: Path, protocol: Path, expected: Protocol) -> None:
-    """Raises `UserError` if the board was made by another protocol than the expected one."""
-    path = board / "protocol.yaml"
-    if not path.exists():
-        return
-    of_board = read_protocol(path)
-    for key in ("trials", "tuning_seeds", "rounds", "seeds", "ranking", "baseline"):
-        if getattr(of_board, key) != getattr(expected, key):
-            raise UserError(
-                f"{board}: its rules were tuned and compared by another protocol ({key} differs from "
-                f"{protocol}); rules of both cannot share a table: leave --board out, or name the "
-                f"protocol of that board (--protocol)"
-            )
-
-
-def readings(final: Sequence[Results], protocol: Protocol, name: str) -> list[str]:
-    """The result of a rule as a line; empty unless the protocol ranks each rule separately."""
-    if protocol.ranking is None:
-        return []
-    table = ranking_table(final, protocol)
-    row = table[table["trust_region"] == name].iloc[0]
-    interval, p_value = f" {bracketed(row, 'difference')}", f" (p = {probability(row['p'])})"
-    if np.isnan(row["p"]):
-        interval = p_value = ""
-    return [
-        f"{name} against {protocol.baseline}, mean of the tasks: {points(row['difference'])} points"
-        f"{interval} over {row['seeds']} seeds, {row['reading']}{p_value}"
-    ]
+def final_directories(root: Path, protocol: Protocol) -> list[Path]:
+    """The results of the protocol's fresh seeds by task, from here or released."""
+    return [results_directory(f"{protocol.name}-{task}", TIDY, root) for task in protocol.experiment["tasks"]]
 
 
 def check_release(root: Path, protocol: Protocol) -> None:
-    """Raises `UserError` unless every task has runs of the baseline, from here or released."""
-    for task in protocol.experiment["tasks"]:
-        directory = results_directory(f"{protocol.name}-{task}", TIDY, root)
-        if protocol.baseline not in set(read_results(directory).runs["trust_region"]):
-            raise UserError(f"{directory}: has no runs of {protocol.baseline}, the baseline of the protocol")
+    """Raises `UserError` unless every round and task has runs of the baseline, from here or released."""
+    trials = {trial.variant for trial in protocol.trials_of(protocol.baseline)}
+    for directory in (*tuning_directories(root, protocol), *final_directories(root, protocol)):
+        if not {protocol.baseline, *trials} & set(read_results(directory).runs["trust_region"]):
+            raise UserError(
+                f"{directory}: has no runs of {protocol.baseline}, the baseline of the protocol; run "
+                f"`troll rank PROTOCOL.yaml` first"
+            )
 
 
 def beside(released: Results, added: Results, name: str) -> Results:
@@ -125,20 +79,16 @@ def beside(released: Results, added: Results, name: str) -> Results:
     return replace(released, runs=runs, items=items)
 
 
-def own_board(
-    protocol: Protocol,
-    name: str,
-    scores: pd.DataFrame,
-    finals: Mapping[str, tuple[Results, Results]],
-) -> pd.DataFrame:
-    """`board_table` with the added rule; the column ``runs`` is "here" or "released"."""
+def together(finals: Mapping[str, tuple[Results, Results]], name: str) -> list[Results]:
+    """The fresh seeds of all rules by task, after checking that all were tested on the same problems."""
     for task, (released, added) in finals.items():
         _check_problems(task, released, added)
-    results = [beside(released, added, name) for released, added in finals.values()]
-    table = board_table(results, scores, choose(scores, protocol), protocol)
-    table["runs"] = np.where(table["trust_region"] == name, HERE, RELEASED)
-    table.attrs["notes"] = [*table.attrs["notes"], *_base_notes(finals), *_source_notes(finals)]
-    return table
+    return [beside(released, added, name) for released, added in finals.values()]
+
+
+def notes(finals: Mapping[str, tuple[Results, Results]]) -> list[str]:
+    """What readers must know of runs from two places: base models, and changed numerics."""
+    return [*_base_notes(finals), *_source_notes(finals)]
 
 
 def _check_problems(task: str, released: Results, added: Results) -> None:
@@ -186,23 +136,6 @@ def _base_notes(finals: Mapping[str, tuple[Results, Results]]) -> list[str]:
 def _base_rate(results: Results) -> float:
     base = results.items[results.items["trust_region"] == BASE]
     return float((base["c"] / base["n"]).mean())
-
-
-def places(table: pd.DataFrame, name: str, finals: Sequence[Results]) -> list[str]:
-    """The rank of the added rule on each task with its range, as lines."""
-    ranges = place_ranges(finals, [str(rule) for rule in table["trust_region"].unique()])
-    lines = []
-    for (task, model), group in table.groupby(["task", "model"], sort=False, observed=True):
-        order = list(group["trust_region"])
-        row = group[group["trust_region"] == name].iloc[0]
-        place = order.index(name)
-        low, high = ranges.get((str(task), name), (0, 0))
-        range_ = f" ({low} to {high} in 95 % of draws of the seeds)" if high > low else ""
-        lines.append(
-            f"{task} ({model}): {name} is number {place + 1} of {len(order)}{range_}, "
-            f"test pass@1 {percent(row['pass@1'])} %{f', below {order[place - 1]}' if place else ''}"
-        )
-    return lines
 
 
 def read_finals(

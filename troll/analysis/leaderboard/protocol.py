@@ -2,24 +2,22 @@
 
 The protocol file is written before the first run. Trials are a grid of learning rates and settings, the same
 number for each rule; the trial with the best validation success is chosen. Tuning may have rounds: all trials
-on few seeds, then the best of them on further seeds. A protocol may also fix contrasts: the comparisons,
-their analysis and the wording of each outcome.
+on few seeds, then the best of them on further seeds. A protocol also fixes contrasts: the comparisons, their
+analysis and the wording of each outcome.
 """
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import pandas as pd
 from pydantic import Field, ValidationError, model_validator
 
 from troll.algorithms.ranges import Positive, Whole
 from troll.analysis.data.tidy import BASE
-from troll.analysis.leaderboard.settings import Comparison, Ranking
-from troll.analysis.render.formats import listed
+from troll.analysis.leaderboard.settings import Comparison
 from troll.common.errors import UserError
 from troll.common.explain import explain
 from troll.common.files import read_yaml
@@ -63,20 +61,10 @@ class Protocol(StrictModel):
     rules: dict[str, Candidate] = Field(min_length=1)  # by displayed name
     # what all runs share: tasks, models, estimators, training, evaluation, as in an experiment file
     experiment: dict[str, Any]
-    # fixed contrasts; None: the board only compares every rule with the baseline
-    comparison: Comparison | None = None
+    comparison: Comparison  # the contrasts
     # treatment of runs with a non-finite loss: ``zero`` counts a success of 0 in tuning and at every
-    # endpoint; ``stop`` leaves the board unfinished. Defaults to ``zero`` if `comparison` is set.
-    not_finite: Literal["stop", "zero"] = "stop"
-    # compares each rule separately with the baseline, with looks at which it may stop; None: all rules get
-    # all fresh seeds, and Holm's correction is over the whole board
-    ranking: Ranking | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _counting_all_runs(cls, data: Any) -> Any:
-        fixed = isinstance(data, Mapping) and data.get("comparison") is not None
-        return {"not_finite": "zero", **data} if fixed else data
+    # endpoint; ``stop`` leaves the board unfinished
+    not_finite: Literal["stop", "zero"] = "zero"
 
     @model_validator(mode="after")
     def _check_fields_agree(self) -> "Protocol":
@@ -96,7 +84,6 @@ class Protocol(StrictModel):
         self._check_rounds()
         if unknown := sorted(set(self.compared) - set(self.rules)):
             raise ValueError(f"comparison.contrasts: {unknown[0]!r} is not one of the rules")
-        self._check_ranking()
         return self
 
     def _check_rounds(self) -> None:
@@ -114,24 +101,11 @@ class Protocol(StrictModel):
                 raise ValueError(f"seeds: {min(shared)} is also a tuning seed; fresh seeds must be different")
             before, used = round_.keep, used | set(round_.seeds)
 
-    def _check_ranking(self) -> None:
-        if self.ranking is None:
-            return
-        if self.comparison is not None:
-            raise ValueError(
-                "ranking: excludes `comparison`, whose contrasts use all seeds; leave one of them out"
-            )
-        looks, most = self.ranking.looks, len(self.seeds) - 1
-        if looks != sorted(set(looks)) or not 2 <= looks[0] <= looks[-1] <= most:
-            raise ValueError(
-                f"ranking.looks: is {looks}, must be ascending numbers of seeds from 2 to {most}"
-            )
-
     @property
     def compared(self) -> list[str]:
         """The distinct rules in the contrasts."""
-        contrasts = self.comparison.contrasts if self.comparison else ()
-        return list(dict.fromkeys(name for pair in contrasts for name in (pair.method, pair.baseline)))
+        pairs = ((pair.method, pair.baseline) for pair in self.comparison.contrasts)
+        return list(dict.fromkeys(itertools.chain.from_iterable(pairs)))
 
     @property
     def kept(self) -> list[int]:
@@ -211,19 +185,6 @@ def explained(error: ValidationError) -> str:
     return explain(error, Protocol) if first["loc"] else str(first["msg"]).removeprefix("Value error, ")
 
 
-def among(protocol: Protocol, names: Collection[str]) -> Protocol:
-    """The protocol restricted to some of its rules, as the board grows rule by rule."""
-    if unknown := next((name for name in names if name not in protocol.rules), None):
-        raise UserError(f"the leaderboard has no rule {unknown}; it has {', '.join(protocol.rules)}")
-    if protocol.baseline not in names:
-        raise UserError(f"{protocol.baseline} must be among the rules: it is the baseline")
-    rules = {name: rule for name, rule in protocol.rules.items() if name in names}
-    contents = protocol.model_dump() | {"rules": rules}
-    if not set(protocol.compared) <= set(rules):
-        contents["comparison"] = None
-    return Protocol.model_validate(contents)
-
-
 def trials_experiment(protocol: Protocol, only: str | None = None) -> dict[str, Any]:
     """The experiment file of the first round: a trust region for each trial, on the tuning seeds.
 
@@ -257,35 +218,21 @@ def round_experiment(
 
 
 def final_experiments(
-    protocol: Protocol,
-    best: Mapping[tuple[str, str], Trial],
-    only: str | None = None,
-    counts: Mapping[str, int] | None = None,
+    protocol: Protocol, best: Mapping[tuple[str, str], Trial], only: str | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Experiment files of fresh seeds by task, each rule with its best trial, on ``counts`` seeds or all."""
+    """Experiment files of fresh seeds by task, each rule with its best trial."""
     rules = {name: rule for name, rule in protocol.rules.items() if only in (None, name)}
-    seed_counts = {name: (counts or {}).get(name, len(protocol.seeds)) for name in rules}
-    least = min(seed_counts.values())
-    experiments = {}
-    for task in protocol.experiment["tasks"]:
-        experiments[task] = _experiment(
+    return {
+        task: _experiment(
             protocol,
             _part(task, only),
-            protocol.seeds[:least],
+            protocol.seeds,
             {name: region(rule, best[task, name]) for name, rule in rules.items()},
             f"Every rule, tuned, on fresh seeds: {task}",
             task,
         )
-        further = {
-            f"{model}/{task}/{name}/{estimator}/{condition}": protocol.seeds[least:count]
-            for name, count in seed_counts.items()
-            if count > least
-            for model in protocol.experiment["models"]
-            for estimator in protocol.experiment["estimators"]
-            for condition in protocol.experiment["conditions"]
-        }
-        experiments[task] |= {"further_seeds": further} if further else {}
-    return experiments
+        for task in protocol.experiment["tasks"]
+    }
 
 
 def _part(part: str, only: str | None) -> str:
@@ -328,18 +275,6 @@ def _experiment(
         "seeds": list(seeds),
         "trust_regions": dict(regions),
     }
-
-
-def chosen_early(scores: pd.DataFrame) -> dict[str, float]:
-    """Rules with trials chosen before they ended, with the smallest share of completed optimiser steps."""
-    after = scores.groupby("rule", sort=False, observed=True)["after"].min()
-    return {str(name): float(share) for name, share in after.items() if share < 1}
-
-
-def early_in_words(early: Mapping[str, float], rules: int) -> str:
-    """The result of `chosen_early` as the beginning of a sentence."""
-    trials = "The trials" if len(early) == rules else f"The trials of {listed([*early])}"
-    return f"{trials} were chosen after {100 * min(early.values()):.0f} % of their optimiser steps"
 
 
 def rate(value: float) -> str:

@@ -1,9 +1,8 @@
-"""Blocks of a protocol file: contrasts, the wording of their outcomes, and the ranking."""
+"""Blocks of a protocol file: contrasts, and the wording of their outcomes."""
 
 import string
 from typing import Annotated, Literal
 
-import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
 from troll.algorithms.ranges import Positive
@@ -66,18 +65,3 @@ class Comparison(StrictModel):
         if len(set(self.endpoints)) < len(self.endpoints):
             raise ValueError(f"endpoints: {', '.join(self.endpoints)} has duplicates")
         return self
-
-
-class Ranking(StrictModel):
-    """How each rule is compared with the baseline."""
-
-    # numbers of fresh seeds after which a rule may stop, fewer than the protocol has
-    looks: list[int] = Field(min_length=1)
-    power: float = Field(gt=0, lt=1)  # a rule stops if its predictive power is below this
-    # standard deviation, due to tuning, of a rule's expected success on a task, as a share of test problems;
-    # included in every interval and test
-    tuning_spread: Positive
-
-    def spread_of_difference(self, tasks: int) -> float:
-        """Standard deviation due to tuning of the difference of two rules, averaged over the tasks."""
-        return float(self.tuning_spread * np.sqrt(2 / tasks))

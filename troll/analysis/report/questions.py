@@ -45,7 +45,7 @@ def _experiment(name: str, option: str = _REPEAT) -> str:
     return f"`make results EXPERIMENT=workflow/config/{name}.yaml {option}`"
 
 
-_BOARD = "`troll rank workflow/config/leaderboard.yaml --repeat`"
+_BOARD = "made by version 0.3.0 ([how](../../docs/leaderboard.md#the-first-board))"
 _DUEL = "`troll rank workflow/config/duel.yaml --repeat`"
 QUESTIONS: Mapping[str, Question] = {
     "testbed": Question(

@@ -18,9 +18,7 @@ from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.data.provenance import made_from_commits
 from troll.analysis.data.summaries import BASELINE, cells, difference
 from troll.analysis.data.tidy import BASE
-from troll.analysis.leaderboard.protocol import early_in_words
 from troll.analysis.render.formats import (
-    Style,
     bracketed,
     counted,
     listed,
@@ -40,11 +38,8 @@ _CLOSE = "<!-- /generated -->"
 _FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)  # explanations, which the including page replaces
 _ORDER = ("higher", "lower", "no clear difference", "one seed only")
 _FEW_SEEDS = 5
-_SIGNIFICANT = 0.05
 _FINDINGS = 4
 """Number of the testbed's claims in the README; the benchmark shows more."""
-_TOP = 5
-"""Number of the leaderboard's rules in the README, for each task."""
 
 
 def blocks(
@@ -54,106 +49,27 @@ def blocks(
     judged: Sequence[ClaimVerdict] = (),
     family: pd.DataFrame | None = None,
     runs: pd.DataFrame | None = None,
-    board: pd.DataFrame | None = None,
-    waiting: int = 0,
-    early: Mapping[str, float] | None = None,
     benchmark: Sequence[ClaimVerdict] = (),
     others: Sequence[ClaimVerdict] = (),
-    places: Mapping[tuple[str, str], tuple[int, int]] | None = None,
     method: str = "troll",
     baseline: str = BASELINE,
 ) -> dict[str, str]:
     """The generated blocks of the README and docs/findings.md: Markdown by name.
 
-    ``early`` are rules with trials chosen before they ended, with the share of completed optimiser steps;
-    ``benchmark`` are the verdicts shown with the board; ``others`` are verdicts of all other experiments,
-    which are only counted, together with those ``judged``.
+    ``benchmark`` are the verdicts shown beside the leaderboard; ``others`` are verdicts of all other
+    experiments, which are only counted, together with those ``judged``.
     """
     if family is not None:
         main = read_in_family(main, family)
     return {
         "findings": "\n".join(findings(judged, _FINDINGS, others)) + "\n",
-        "board": top_of(board, waiting, early, benchmark, method, places) if board is not None else "",
+        "benchmark": "\n".join(line for line in findings(benchmark)[:-1] if line) + "\n",
         "verdicts": to_short_markdown(judged),
         "results-table": to_markdown(comparison_table(main, method=method, baseline=baseline)),
         "results-sentences": "\n".join(sentences(main, items, method=method, baseline=baseline)) + "\n",
         "results-full-table": to_markdown(main),
         "provenance": "\n".join(provenance(runs) if runs is not None else []) + "\n",
     }
-
-
-def top_of(
-    board: pd.DataFrame,
-    waiting: int = 0,
-    early: Mapping[str, float] | None = None,
-    benchmark: Sequence[ClaimVerdict] = (),
-    method: str = "troll",
-    places: Mapping[tuple[str, str], tuple[int, int]] | None = None,
-) -> str:
-    """The leaderboard's results for a method, and a table of each task's best rules, method and baseline."""
-    tasks = [(str(task), rows) for task, rows in board.groupby("task", sort=False)]
-    lines = [_tuned(task, rows, method) for task, rows in tasks if method in set(rows["trust_region"])]
-    decided = [line for line in findings(benchmark)[:-1] if line]
-    parts = [_best_of(task, rows, method, places or {}) for task, rows in tasks]
-    ranked = board["trust_region"].nunique()
-    which = f"All {ranked} rules that have results"
-    if ranked > _TOP:
-        always = board["difference"].isna() | (board["trust_region"] == method)
-        named = listed(sorted(board.loc[always, "trust_region"].unique(), key=lambda name: name != method))
-        which = f"The first {_TOP} of {ranked} rules, {named} in any case"
-    others = f" {ranked} of {ranked + waiting} rules of the protocol have results." if waiting else ""
-    early = {name: share for name, share in (early or {}).items() if name in {*board["trust_region"]}}
-    mistake = (
-        f" **{early_in_words(early, ranked)}, by mistake** "
-        "([how](#how-trials-are-chosen)); this tuning is to be repeated."
-        if early
-        else ""
-    )
-    ranges = " Places in brackets: 95 % of 10,000 draws of the seeds with replacement." if places else ""
-    note = (
-        f"{which}; each was tuned with the same number of trials and then run on fresh seeds. "
-        "Δ is the difference from the tuned baseline, paired by seed, with an interval of its own; p is "
-        f"corrected by Holm for all differences of the board.{ranges}{mistake}{others} The whole board: "
-        "[`results/released/leaderboard/board.md`](../results/released/leaderboard/board.md)."
-    )
-    return "\n".join([*lines, *decided, "", *parts, note]) + "\n"
-
-
-def _tuned(task: str, rows: pd.DataFrame, method: str) -> str:
-    """A sentence on the difference between a method and the baseline, both tuned, on a task."""
-    row = rows[rows["trust_region"] == method].iloc[0]
-    baseline = rows[rows["difference"].isna()].iloc[0]
-    p, side = float(row["p_holm"]), "higher" if row["difference"] > 0 else "lower"
-    reading = f"{method} is {side}" if p < _SIGNIFICANT else "no clear difference"
-    corrected = f" (p = {significant(p)} after Holm's correction over the board)" if p == p else ""
-    return (
-        f"- Both tuned, on {task}: {method} ends at {percent(row['pass@1'])} %, "
-        f"{baseline['trust_region']} at {percent(baseline['pass@1'])} %, "
-        f"{points(row['difference'])} points {bracketed(row, 'difference')} over {int(row['seeds'])} seeds; "
-        f"**{reading}**{corrected}."
-    )
-
-
-def _best_of(
-    task: str, rows: pd.DataFrame, method: str, places: Mapping[tuple[str, str], tuple[int, int]]
-) -> str:
-    """A table of the best rules of a task, and in any case of a method and the baseline, with their ranks."""
-    rows = rows.reset_index(drop=True)
-    # The baseline's row has no difference.
-    always = rows["difference"].isna() | (rows["trust_region"] == method)
-    top = rows[(rows.index < _TOP) | always].copy()
-    ranks = [str(place) for place in top.index + 1]
-    for index, name in enumerate(top["trust_region"]):
-        if (task, name) in places:
-            low, high = places[task, name]
-            ranks[index] += f" ({low} to {high})" if high > low else f" ({low})"
-    top.insert(0, "place", ranks)
-    top["task"] = task
-    columns = ["task", "place", "trust_region", "seeds", "pass@1", "difference", "p_holm"]
-    columns += [f"{name}_{end}" for name in ("pass@1", "difference") for end in ("low", "high")]
-    best = top[[name for name in columns if name in top]]
-    best.attrs["styles"] = {"place": Style("Place"), "pass@1": Style("Test pass@1 (%)", percent)}
-    return to_markdown(best)
 
 
 def provenance(runs: pd.DataFrame) -> list[str]:
