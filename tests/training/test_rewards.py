@@ -8,7 +8,7 @@ from troll.evaluation.grading import grade
 from troll.tasks.registry import get_task
 from troll.tasks.responses import response_texts
 from troll.tasks.types import Problem
-from troll.training.run import reward_function
+from troll.training.run import judged_as, reward_function
 
 SAID = [
     ("<think>\\boxed{1}</think>\\boxed{6}", True),
@@ -40,3 +40,19 @@ def test_reward_and_evaluation_judge_one_text(tiny_base, tmp_path, begun):
     graded = read_json(tmp_path / "grades.json")["problems"][problem.task_id]["passed"]
     expected = [right and not (begun and "</think>" not in text) for text, right in SAID]
     assert [bool(value) for value in rewards] == graded == expected
+
+
+@pytest.mark.parametrize(("answers", "expected"), [("lenient", 1.0), ("boxed", 0.0), ("####", 0.0)])
+def test_data_sets_to_validate_on_are_judged_as_leniently_as_the_task(tiny_base, answers, expected):
+    tokenizer, suite = saved_tokenizer(tiny_base), get_task("math500")
+    problem = Problem("math500/test/1", "How long is it?", "6", record={"answer": "6"})
+    (asked,) = judged_as({"answers": answers}, suite, [problem])
+    assert asked.prompt == problem.prompt
+    reward = reward_function(suite, {problem.task_id: asked}, tokenizer)
+    ids = [tokenizer("\\boxed{6\\%}", add_special_tokens=False).input_ids]
+    assert reward(completion_ids=ids, task_id=[problem.task_id]) == [expected]
+
+
+def test_a_data_set_with_answers_of_its_own_keeps_them():
+    own = Problem("gsm8k/test/1", "?", "6", record={"answer": "6", "answers": "####"})
+    assert judged_as({"answers": "lenient"}, get_task("gsm8k"), [own])[0].record["answers"] == "####"

@@ -318,7 +318,7 @@ class TaskSettings(StrictModel):
         {},
         description="data sets whose test problems are solved every `validate_every` rollout batches, "
         "each with one greedy response (paper): the number of problems, or all, by name; metrics.jsonl has a "
-        "curve for each, `validation_success/<data set>`",
+        "curve for each, `validation_success/<data set>`; judged leniently if the task's `answers` are",
     )
     training: dict[str, Any] = Field({}, description="overrides of training for this task")
 

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -213,7 +214,18 @@ def _files(config: RunConfig, task: Task, data: Path, suites: Path | None) -> di
     return files
 
 
+def judged_as(settings: Mapping[str, Any], suite: Task, problems: Sequence[Problem]) -> list[Problem]:
+    """Problems of a data set to validate on, whose answers are judged as leniently as those of the task.
+
+    Those of mathematics whose own settings say nothing else; how they are asked stays as it is.
+    """
+    if suite.kind != "math" or settings.get("answers") != "lenient":
+        return list(problems)
+    return [replace(item, record={"answers": "lenient", **item.record}) for item in problems]
+
+
 def _held_out(config: RunConfig, suite: Task, problems: Sequence[Problem], tokenizer: Any) -> HeldOutSet:
+    problems = judged_as(config.task.settings, suite, problems)
     by_name = {item.task_id: item for item in problems}
     reward = reward_function(suite, by_name, tokenizer, rehearsal=config.rehearsal, thinking=config.thinking)
     partial = any(SCORED in item.record for item in problems)
