@@ -193,17 +193,20 @@ def test_a_partition_with_too_little_memory_is_found(contents, tmp_path):
     partitions.write_text(yaml.safe_dump({"partitions": limits}))
     (tmp_path / "config.yaml").write_text(f"slurm-partition-config: {partitions}\n")
     experiment = experiment_of(contents)
-    (check,) = failed(check_partitions(experiment, tmp_path))
+    (check,) = failed(check_partitions(experiment, experiment.runs(), tmp_path))
     assert check.key == str(partitions) and "partitions.gpu.max_mem_mb is 50000" in check.found
     assert "train of models.Llama-3.2-3B requests 62,000 MB" in check.found
     limits["gpu"]["max_mem_mb"] = 70_000  # enough for the first attempt, not for the third
     partitions.write_text(yaml.safe_dump({"partitions": limits}))
-    checks = check_partitions(experiment, tmp_path)
+    checks = check_partitions(experiment, experiment.runs(), tmp_path)
     assert not failed(checks) and any("93,000 MB" in check.found for check in checks)
     limits["gpu"] |= {"max_mem_mb": 100_000, "max_gpu": 1}
     partitions.write_text(yaml.safe_dump({"partitions": limits}))
-    tight = [check.found.split("; ")[-1] for check in failed(check_partitions(experiment, tmp_path))]
-    assert "partitions.gpu.max_gpu is 1" in tight
+    bad = failed(check_partitions(experiment, experiment.runs(), tmp_path))
+    assert "partitions.gpu.max_gpu is 1" in [check.found.split("; ")[-1] for check in bad]
+    assert not failed(check_partitions(experiment, [], tmp_path)), (
+        "jobs of runs that are not planned do not count"
+    )
 
 
 def test_a_figure_without_a_limit_is_found(contents, monkeypatch):

@@ -1,5 +1,6 @@
 """`troll status`: what is done, what lives, what broke and why; from files alone."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -366,11 +367,12 @@ def test_jobs_in_the_queue_have_the_reason_of_slurm(experiment, results, squeue,
 def test_the_comments_of_jobs_are_those_of_the_executor_plugin(experiment):
     from snakemake_executor_plugin_slurm.utils import get_job_wildcards
 
-    run = next(run for run in experiment.runs() if run.trust_region == "clip")
-    coordinates = (run.model, run.task, run.trust_region, run.estimator, run.condition, str(run.seed))
-    for rule, wildcards in (("train", coordinates), ("grade", (f"runs/{run.run_id}",))):
-        values = get_job_wildcards(SimpleNamespace(wildcards=wildcards))
-        assert f"rule_{rule}_wildcards_{values}" in comments_of(run.run_id)
+    plain = next(run for run in experiment.runs() if run.trust_region == "clip")
+    for run in (plain, dataclasses.replace(plain, condition="seedless")):
+        coordinates = (run.model, run.task, run.trust_region, run.estimator, run.condition, str(run.seed))
+        for rule, wildcards in (("train", coordinates), ("grade", (f"runs/{run.run_id}",))):
+            values = get_job_wildcards(SimpleNamespace(wildcards=wildcards))
+            assert f"rule_{rule}_wildcards_{values}" in comments_of(run.run_id)
 
 
 def test_a_queue_that_does_not_answer_is_said(squeue):

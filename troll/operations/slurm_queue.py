@@ -51,8 +51,10 @@ class Queue:
 
 def comments_of(name: str) -> list[str]:
     """Returns the comments that the executor plugin (2.8) gives to the jobs of a run or base model."""
-    place = name if name.startswith(f"{BASE}/") else f"runs/{name}"
-    own = name.removeprefix(f"{BASE}/").replace("/seed", "/")
+    if name.startswith(f"{BASE}/"):
+        place, own = name, name.removeprefix(f"{BASE}/")
+    else:
+        place, own = f"runs/{name}", "/".join(name.rsplit("/seed", 1))
     values = {rule: own if rule in ("train", "base_model", "hub_model") else place for rule in _RULES}
     return [f"rule_{rule}_wildcards_{value.replace('/', '_')}" for rule, value in values.items()]
 

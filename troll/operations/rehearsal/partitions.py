@@ -1,6 +1,6 @@
 """Checks whether the jobs of an experiment fit into the partitions of a SLURM profile."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from math import inf
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 from troll.common.errors import UserError
 from troll.common.files import read_yaml
 from troll.experiment import resources
-from troll.experiment.experiment import Experiment
+from troll.experiment.experiment import Experiment, Run
 from troll.experiment.resources import ATTEMPTS, FIXED, Request
 from troll.operations.rehearsal.report import Check, State, failures_or_ok
 
@@ -20,11 +20,11 @@ _KEY = "slurm-partition-config"
 _LARGE_MB = 64_000  # memory that nearly every cluster node has
 
 
-def requests(experiment: Experiment, attempt: int) -> dict[tuple[str, str], Request]:
+def requests(experiment: Experiment, planned: Sequence[Run], attempt: int) -> dict[tuple[str, str], Request]:
     """Returns the largest request of each kind of job, by workflow rule and the key that determines it."""
     by_kind: dict[tuple[str, str], Request] = {}
     shared = experiment.evaluation.engine_options.get("tensor_parallel_size", 1)
-    for run in experiment.runs():
+    for run in planned:
         model, gpus = experiment.models[run.model], experiment.training_of(run).gpus
         source = model.pretrained
         wanted = {
@@ -76,10 +76,12 @@ def _too_small(partition: Any, rule: str, request: Request) -> list[str]:
     ]
 
 
-def _failures(experiment: Experiment, path: Path, partitions: list[Any]) -> Iterator[Check]:
+def _failures(
+    experiment: Experiment, planned: Sequence[Run], path: Path, partitions: list[Any]
+) -> Iterator[Check]:
     said = set()
     for attempt in (1, ATTEMPTS):
-        for (rule, key), request in requests(experiment, attempt).items():
+        for (rule, key), request in requests(experiment, planned, attempt).items():
             if (rule, key) in said or any(_fits(partition, rule, request) for partition in partitions):
                 continue
             said.add((rule, key))
@@ -101,13 +103,13 @@ def _failures(experiment: Experiment, path: Path, partitions: list[Any]) -> Iter
             yield Check(_NAME, state, f"{what} requests {needs}{when}; {limits}", str(path))
 
 
-def check_partitions(experiment: Experiment, profile: Path = PROFILE) -> list[Check]:
-    """Checks every kind of job against the partitions, using the executor plugin's own criteria."""
+def check_partitions(experiment: Experiment, planned: Sequence[Run], profile: Path = PROFILE) -> list[Check]:
+    """Checks every kind of job of the planned runs against the partitions, by the plugin's own criteria."""
     try:
         path, partitions = _partitions(profile)
     except ImportError:
         return [Check(_NAME, "note", "not checked: snakemake-executor-plugin-slurm is not installed")]
-    asked = requests(experiment, 1)
+    asked = requests(experiment, planned, 1)
     most = max(request.memory_mb for request in asked.values())
     words = f"has no max_mem_mb; jobs request up to {most:,} MB"
     told = [
@@ -117,4 +119,4 @@ def check_partitions(experiment: Experiment, profile: Path = PROFILE) -> list[Ch
     ]
     names = ", ".join(item.name for item in partitions)
     summary = f"{len(asked)} kinds of jobs fit into {names}, up to {most:,} MB"
-    return failures_or_ok(_NAME, [*told, *_failures(experiment, path, partitions)], summary)
+    return failures_or_ok(_NAME, [*told, *_failures(experiment, planned, path, partitions)], summary)

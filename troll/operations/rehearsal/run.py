@@ -77,7 +77,7 @@ def rehearse(
     tell(check_templates(experiment, planned))
     checks, absent = check_data(experiment, planned)
     tell(checks)
-    tell(check_partitions(experiment, profile))
+    tell(check_partitions(experiment, planned, profile))
     tell(check_figures(experiment, planned))
     if runs and not plan_only:
         from troll.operations.rehearsal.outcome import checks_of
