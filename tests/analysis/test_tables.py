@@ -151,8 +151,33 @@ def test_comparison_puts_two_methods_side_by_side(known: Tidy) -> None:
     assert [gentle["base"], gentle["baseline"], gentle["method"]] == pytest.approx([1 / 3, 31 / 60, 41 / 60])
     assert gentle["difference_low"] == row(main, condition="gentle", trust_region="troll")["difference_low"]
     assert gentle["seeds"] == 3 and gentle["reading"] == "higher"
+    heights = [row(main, condition="gentle", trust_region=name)["auc"] for name in ("clip", "troll")]
+    assert [gentle["baseline_auc"], gentle["auc"]] == heights and all(height > 0 for height in heights)
     unknown = comparison_table(main, method="gspo")
     assert set(unknown["status"]) == {"not run"} and unknown["difference"].isna().all()
+
+
+def test_both_columns_are_of_the_seeds_that_both_methods_have(known: Tidy) -> None:
+    def rate(name: str, seeds: set[int]) -> float:
+        rows = known.runs[
+            (known.runs["source"] == "test")
+            & (known.runs["metric"] == "pass@1")
+            & (known.runs["trust_region"] == name)
+            & (known.runs["condition"] == "gentle")
+            & known.runs["seed"].isin(seeds)
+        ]
+        return float(rows["value"].mean())
+
+    lost = [(frame["trust_region"] == "troll") & (frame["seed"] == 1) for frame in (known.runs, known.items)]
+    main = main_table(known.runs[~lost[0]], known.items[~lost[1]])
+    gentle = row(comparison_table(main), condition="gentle")
+    assert [gentle["baseline"], gentle["method"]] == pytest.approx(
+        [rate("clip", {0, 2}), rate("troll", {0, 2})]
+    )
+    assert gentle["method"] - gentle["baseline"] == pytest.approx(gentle["difference"])
+    assert row(main, condition="gentle", trust_region="clip")["pass@1"] == pytest.approx(
+        rate("clip", {0, 1, 2})
+    )
 
 
 @pytest.fixture

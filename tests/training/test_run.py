@@ -45,6 +45,7 @@ def test_equal_seeds_give_equal_runs_and_a_killed_run_goes_on(
         assert spent == [20 * row["dynamic_sampling_batches"] for row in firsts]
         assert max(spent) > 20 and all("overlong_penalty" in row for row in firsts)
 
+    began = time.time()
     process = subprocess.Popen(command(killed, guessing_base, run_data), start_new_session=True)
     path = killed / "metrics.jsonl"
     deadline = time.monotonic() + 300
@@ -55,6 +56,7 @@ def test_equal_seeds_give_equal_runs_and_a_killed_run_goes_on(
         time.sleep(0.002)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    ended = time.time()
     assert not (killed / "manifest.json").exists()
     lines_then = len(path.read_text().splitlines())
     if not list((killed / "trainer").glob("checkpoint-*/complete.json")) or lines_then >= 24:
@@ -71,6 +73,7 @@ def test_equal_seeds_give_equal_runs_and_a_killed_run_goes_on(
     manifests = [json.loads((out / "manifest.json").read_text()) for out in (whole, killed)]
     for key in ("config", "seeds", "digests", "versions", "constraint_check"):
         assert manifests[0][key] == manifests[1][key], key
+    assert began < manifests[1]["started_at"] < ended, "a resumed run began when it first began"
     machine = manifests[0]["hardware"]  # without it nobody could tell why another machine rounds otherwise
     assert machine["capability"] in ("DEFAULT", "AVX2", "AVX512") and machine["blas"]
     # The constraint check is about the policy's steps: it has none while the critic warms up.

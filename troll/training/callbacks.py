@@ -79,6 +79,8 @@ class MetricsCallback(TrainerCallback):
 
     def __init__(self, path: Path, steps_per_batch: int) -> None:
         self._path, self._steps_per_batch = path, steps_per_batch
+        self.started_at = 0.0
+        """When the run first began, in seconds since the epoch; an interruption does not change it."""
         self._begun = self._before = 0.0
         self._cpu_begun = self._cpu_before = 0.0
         self._lines = ""
@@ -102,18 +104,21 @@ class MetricsCallback(TrainerCallback):
     ) -> None:
         """Creates the file, with the lines of the checkpoint if the run is resumed."""
         self._begun, self._cpu_begun = time.monotonic(), _processor_seconds()
+        self.started_at = self.started_at or time.time()
         if state.is_world_process_zero:
             write_text(self._path, self._lines)
 
     def save(self, checkpoint: Path) -> None:
         """Saves the lines so far, and values pending for the next line, to a checkpoint's directory."""
         lines = self._path.read_text(encoding="utf-8")
-        write_json(checkpoint / METRICS, {"lines": lines.splitlines(), "pending": self._pending})
+        saved = {"lines": lines.splitlines(), "pending": self._pending, "started_at": self.started_at}
+        write_json(checkpoint / METRICS, saved)
 
     def resume(self, checkpoint: Path) -> None:
         """Restores what `save` wrote; to be called before training."""
         saved = read_json(checkpoint / METRICS)
         self._lines, self._pending = "".join(f"{line}\n" for line in saved["lines"]), saved["pending"]
+        self.started_at = float(saved.get("started_at", 0.0))
         times = json.loads(saved["lines"][-1])["time"]
         self._before, self._cpu_before = float(times["wall_s"]), float(times["cpu_s"])
 

@@ -323,7 +323,8 @@ def train_run(
         metrics.stopped_at(step)
         shutil.rmtree(out / "checkpoint", ignore_errors=True)
         manifest = manifest_of(config, wall_s=metrics.wall_s, data=inputs, prompts=prompts)
-        write_json(out / "manifest.json", manifest | {NOT_FINITE: step})
+        manifest |= {"started_at": metrics.started_at, NOT_FINITE: step}
+        write_json(out / "manifest.json", manifest)
         shutil.rmtree(trainer_directory, ignore_errors=True)
         return
     stop.stop_if_asked()
@@ -333,7 +334,7 @@ def train_run(
         save_model(model, tokenizer, out / "checkpoint", state)
         manifest = manifest_of(config, wall_s=metrics.wall_s, data=inputs, prompts=prompts) | precision
         manifest |= overlong if training.max_prompt_tokens is not None else {}
-        manifest |= {"constraint_check": trainer.constraint_check.summary()}
+        manifest |= {"started_at": metrics.started_at, "constraint_check": trainer.constraint_check.summary()}
         write_json(out / "manifest.json", manifest | {"checkpoint": facts_of(out / "checkpoint")})
         shutil.rmtree(trainer_directory, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()  # the launcher ends all processes once one has ended

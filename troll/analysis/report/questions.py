@@ -49,12 +49,12 @@ _BOARD = "made by version 0.3.0 ([how](../../docs/leaderboard.md#the-first-board
 _DUEL = "`troll rank workflow/config/duel.yaml --repeat`"
 QUESTIONS: Mapping[str, Question] = {
     "testbed": Question(
-        "Does TROLL help when rollouts are stale?",
+        "Does TROLL end above clip when rollouts are stale?",
         f"`make results {_FIVE_SEEDS}`",
         claim="testbed-stale-better",
     ),
     "testbed-estimators": Question(
-        "Does TROLL help whatever the advantage estimator?",
+        "Does TROLL end above clip with every advantage estimator, when rollouts are stale?",
         _experiment("testbed-estimators", _FIVE_SEEDS),
         claim="testbed-stale-better",
     ),
@@ -65,12 +65,12 @@ QUESTIONS: Mapping[str, Question] = {
         difference="clip minus TROLL",
     ),
     "smollm2-gpu": Question(
-        "Does TROLL help a pretrained model of 135M parameters when rollouts are stale?",
+        "Does TROLL end above clip with a pretrained model of 135M parameters, when rollouts are stale?",
         "[`gpu_runs.sh`](../../workflow/benchmarks/gpu_runs.sh) `workflow/config/smollm2-gpu.yaml`",
         claim="smollm2-stale-better",
     ),
     "smollm2": Question(
-        "Does TROLL help the pretrained model when it is trained on two cores, with stale rollouts?",
+        "Does TROLL end above clip with the pretrained model on two cores, when rollouts are stale?",
         _experiment("smollm2"),
         claim="smollm2-stale-better",
     ),
@@ -81,13 +81,13 @@ QUESTIONS: Mapping[str, Question] = {
         figure="frontier",
     ),
     "benchmark-map": Question(
-        "Is the range of learning rates that work wider with TROLL, by 0.2 decades or more?",
+        "How much wider is the range of learning rates that work with TROLL?",
         _experiment("benchmark-map"),
         claim="benchmark-wider-range-of-rates",
         figure="heat_map",
     ),
     "benchmark-size": Question(
-        "At three times clip's best learning rate, does TROLL help for every size of model?",
+        "At three times clip's best learning rate, does TROLL end above clip for every size of model?",
         _experiment("benchmark-size"),
         claim="benchmark-sizes-better-at-three-times-the-rate",
         figure="base_models",
@@ -153,6 +153,8 @@ def answer(name: str, claims: Iterable[Mapping[str, Any]]) -> str:
             label = str(record["verdict"])
             verdict = next(word for word in _ANSWERS if label.startswith(word))
             said = _ANSWERS[verdict].format(label=label.removeprefix("depends on "))
+            if record.get("retired"):
+                said = "The claim is retired"
             numbers = _numbers(record)
             said += f": {asked.difference} {numbers}" if numbers else ""
             below = [part for part in record["reason"].split("; ") if BELOW[0] in part]

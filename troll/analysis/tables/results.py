@@ -22,6 +22,7 @@ from troll.analysis.data.summaries import (
     per_run,
     planned_seeds,
     require_one,
+    scores,
     seed_differences,
     spread,
     spreads,
@@ -34,9 +35,9 @@ from troll.analysis.statistics import interval_columns, paired_p_value
 from troll.analysis.tables.benchmarks import OFFICIAL
 from troll.analysis.tables.comparisons import ALONE, ONE_SEED
 
-MAIN_METRICS = ("difference", "late_kl", "entropy", "final", "peak")
+MAIN_METRICS = ("difference", "auc", "late_kl", "entropy", "final", "peak")
 """Columns after pass@1 and the pass@k with the largest measured k."""
-ABLATION_METRICS = ("difference", "late_kl", "entropy", "final", "peak", "max_drawdown")
+ABLATION_METRICS = ("difference", "auc", "late_kl", "entropy", "final", "peak", "max_drawdown")
 OFFICIAL_METRIC = "official/pass@1"
 """pass@1 by lm-eval or evalplus, of runs on public data."""
 _CONSTRAINT_CHECK: Mapping[str, str] = {name: METRICS[name].over_run for name in DIAGNOSTICS}
@@ -79,8 +80,9 @@ def comparison_table(main: pd.DataFrame, *, method: str = "troll", baseline: str
     Returns:
         The coordinates of the setting, seeds (of the method), on public data the official pass@1 of base
         model and both methods, ``base``, ``baseline`` and ``method`` (test pass@1 with ``_sd``),
-        ``difference`` with ``_low``, ``_high`` and ``reading``, and late KL of both.
-        ``attrs["headings"]`` names the methods.
+        ``difference`` with ``_low``, ``_high`` and ``reading``, and mean height of the training curve and
+        late KL of both. Where one method has seeds that the other lacks, both pass@1 are those of the seeds
+        that both have. ``attrs["headings"]`` names the methods.
     """
     rows = []
     trained = main[main["trust_region"].isin([method, baseline])]
@@ -96,11 +98,14 @@ def comparison_table(main: pd.DataFrame, *, method: str = "troll", baseline: str
             for column, name in (("baseline", baseline), ("method", method)):
                 for part in ("", "_sd"):
                     row[f"{prefix}{column}{part}"] = by_method[f"{metric}{part}"].get(name, math.nan)
+        common = main.attrs.get("common", {}).get((*map(str, setting), method))
+        row |= common if common and baseline == main.attrs["reference"] else {}
         for name in ("difference", "difference_low", "difference_high"):
             row[name] = by_method[name].get(method, math.nan)
         row["reading"] = by_method["reading"].get(method, "")
-        for column, name in (("baseline_late_kl", baseline), ("late_kl", method)):
-            row[column] = by_method["late_kl"].get(name, math.nan)
+        for metric in ("auc", "late_kl"):
+            for column, name in ((f"baseline_{metric}", baseline), (metric, method)):
+                row[column] = by_method[metric].get(name, math.nan)
         if method in by_method.index:
             row |= {name: by_method.loc[method, name] for name in ("seeds", "planned", "status", "mixed")}
         rows.append(row)
@@ -110,6 +115,8 @@ def comparison_table(main: pd.DataFrame, *, method: str = "troll", baseline: str
         "baseline": f"{baseline} (%)",
         "official_method": f"{method}, official (%)",
         "official_baseline": f"{baseline}, official (%)",
+        "auc": f"Mean height, {method} (%)",
+        "baseline_auc": f"Mean height, {baseline} (%)",
         "late_kl": f"Late KL, {method}",
         "baseline_late_kl": f"Late KL, {baseline}",
     }
@@ -255,7 +262,30 @@ def _table(
                 row |= spreads(lines, metric)
         rows.append(row)
     frame = pd.DataFrame(rows)
-    return frame.astype({"seeds": "Int64", "planned": "Int64"}) if rows else frame
+    frame = frame.astype({"seeds": "Int64", "planned": "Int64"}) if rows else frame
+    frame.attrs |= {"reference": reference, "common": _on_common_seeds(items, shown, reference)}
+    return frame
+
+
+def _on_common_seeds(
+    items: pd.DataFrame, shown: Iterable[Cell], reference: str
+) -> dict[tuple[str, ...], dict[str, float]]:
+    """Test pass@1 of method and reference where one has seeds that the other lacks, by coordinates."""
+    found = {}
+    for cell in shown:
+        other = cell.with_trust_region(reference)
+        if cell.trust_region in (reference, BASE):
+            continue
+        both = [scores(items, one).mean(axis=1) for one in (cell, other)]
+        seeds = both[0].index.intersection(both[1].index)
+        if len(seeds) and {*both[0].index} != {*both[1].index}:
+            values = dict(zip(("method", "baseline"), (spread(one.loc[seeds]) for one in both), strict=True))
+            found[tuple(cell.coordinates.values())] = {
+                f"{name}{part}": value
+                for name, pair in values.items()
+                for part, value in zip(("", "_sd"), pair, strict=True)
+            }
+    return found
 
 
 def _product(runs: pd.DataFrame, chosen: set[str]) -> set[Cell]:
