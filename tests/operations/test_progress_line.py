@@ -4,7 +4,6 @@ import io
 import json
 import logging
 import os
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -16,9 +15,9 @@ from troll.experiment.files import read_experiment
 from troll.operations import progress_line
 from troll.operations.progress_line import handler as module
 from troll.operations.progress_line.handler import LogHandler, Settings
-from troll.operations.progress_line.state import State
-from troll.operations.progress_line.steps import expected_seconds, tail
-from troll.operations.progress_line.words import line_of, news, roughly
+from troll.operations.progress_line.state import Job, State
+from troll.operations.progress_line.words import line_of, news, roughly, tail
+from troll.operations.time_left import TimeLeft
 
 
 class TestTheInterfaceOfSnakemake(TestLogHandlerBase):
@@ -63,7 +62,6 @@ def clock(monkeypatch):
 def make(root, clock, *, terminal, **settings):
     screen = Screen(terminal)
     made = LogHandler(MockOutputSettings(), Settings(stream=screen, root=root, **settings))
-    made._state.clock = lambda: clock.now
     return made, screen
 
 
@@ -97,14 +95,12 @@ def test_a_terminal_has_one_line_that_is_painted_over(tmp_path, clock):
     begin(handler, 4, "train", "train chains/clip/grpo/stale/seed0")
     begin(handler, 5, "train", "train chains/troll/grpo/stale/seed0")
     assert screen.getvalue().count("\n") == 0
-    assert screen.shown()[0].startswith("0 %, 4 of 8 jobs, time left not known yet; now: train chains/clip/")
+    assert screen.shown()[0].startswith("4 of 8 jobs, time left not known yet; now: train chains/clip/")
     clock.now += 40
     end(handler, 4), end(handler, 5)
     begin(handler, 6, "train", "train chains/clip/grpo/stale/seed1")
-    # Two of four runs are done, two at a time: two runs of 40 s are left.
-    assert re.match(
-        r"50 %, 6 of 8 jobs, 40 s left; now: train chains/clip/grpo/stale/seed1$", screen.shown()[0]
-    )
+    assert screen.shown()[0].startswith("6 of 8 jobs, ")
+    assert screen.shown()[0].endswith("; now: train chains/clip/grpo/stale/seed1")
     handler.end()
     assert screen.shown() == [""], "the line is gone before others write"
     begin(handler, 7, "train")
@@ -129,8 +125,8 @@ def test_without_a_terminal_there_are_few_lines(tmp_path, clock):
     lines = screen.getvalue().splitlines()
     assert 10 <= len(lines) <= 40
     assert "\r" not in screen.getvalue() and "\x1b" not in screen.getvalue()
-    shares = [int(line.split(" %")[0]) for line in lines]
-    assert shares == sorted(shares) and shares[-1] >= 90
+    counts = [int(line.split(" of ")[0]) for line in lines]
+    assert counts == sorted(counts) and counts[-1] >= 900
 
 
 def test_hours_without_a_job_that_ends_are_told_more_and_more_rarely(tmp_path, clock):
@@ -217,7 +213,7 @@ def test_a_base_model_from_the_shared_place_is_a_line(tmp_path, clock):
 def test_jobs_of_a_scheduler_may_wait():
     state = State()
     state.plan({"train": 1, "total": 1})
-    state.start(0, "train", "train chains/clip")
+    state.start(0, Job("train", "train chains/clip"))
     assert line_of(state, queued=True).endswith("; submitted: train chains/clip")
 
 
@@ -317,88 +313,56 @@ def test_nobody_listening_ends_nothing(tmp_path, clock):
 def test_jobs_that_were_not_planned_are_counted():
     state = State()
     state.plan({"a": 1, "total": 1})
-    state.start(0, "a", "a")
+    state.start(0, Job("a", "a"))
     state.finish(0)
-    state.start(1, "b", "b")
+    state.start(1, Job("b", "b"))
     assert (state.finished, state.total) == (1, 2)
     assert state.finish(7) is None
 
 
-def test_the_share_never_falls_and_is_whole_at_the_end_only():
-    now = [0.0]
-    state = State(clock=lambda: now[0], expected={"train": 10.0})
-    state.plan({"train": 10})
-    before = 0.0
-    for number in range(10):
-        state.start(number, "train", "")
-        assert before <= state.share() < 1
-        now[0] += 10 * (number + 1)  # each slower than the one before: what is known of all changes
-        assert before <= (before := state.share()) < 1
-        state.finish(number)
-    assert state.share() == 1 and state.left() == 0
-
-
-def test_the_time_left_comes_from_earlier_runs_and_then_from_this_one():
-    now = [0.0]
-    state = State(clock=lambda: now[0], expected={"train": 30.0})
-    state.plan({"train": 8})
+def test_the_time_left_is_that_of_the_runs_that_are_asked_for_and_not_yet_trained():
+    state = State()
+    state.plan({"train": 8, "sample": 8})
+    assert state.left() is None and "time left not known yet" in line_of(state)
+    state.runs_left = TimeLeft(16 * 30.0, 30.0, 16)  # of an experiment of which half is asked for
     assert state.left() == pytest.approx(8 * 30)
-    state.start(0, "train", ""), state.start(1, "train", "")
-    assert state.left() == pytest.approx(8 * 30 / 2)
+    state.start(0, Job("train", "")), state.start(1, Job("train", ""))
+    assert state.left() == pytest.approx(8 * 30 / 2), "two at a time"
     state.fail(1)
+    assert state.left() == pytest.approx(7 * 30), "what failed takes no time until it is tried again"
+    state.runs_left = TimeLeft(110.0, 100.0, 7)
+    for number in range(1, 8):
+        state.start(number, Job("train", ""))
+    assert state.left() == 100, "a long last run is what is left"
     for number in range(8):
-        state.start(number, "train", "")
-        now[0] += 90
         state.finish(number)
-        if number == 5:  # one at a time, and three times as slow: two are left
-            assert state.left() == pytest.approx(2 * (30 + 6 * 90) / 7)
-
-
-def test_what_failed_takes_no_time_until_it_is_tried_again():
-    state = State(clock=lambda: 0.0, expected={"train": 30.0})
-    state.plan({"train": 3})
-    state.start(0, "train", "")
-    state.fail(0)
-    assert state.left() == pytest.approx(2 * 30)
-    state.start(0, "train", "")
-    assert state.left() == pytest.approx(3 * 30)
+    assert line_of(state) == "8 of 16 jobs"
 
 
 @pytest.mark.parametrize("rule", ["base_model", "hub_model"])
-def test_a_slow_base_model_does_not_make_the_rest_look_done(rule):
-    now = [0.0]
-    state = State(clock=lambda: now[0])
-    state.plan({rule: 1, "train": 9})
-    state.start(0, rule, "")
-    now[0] += 900
+def test_the_time_of_a_base_model_is_not_guessed(rule):
+    state = State(runs_left=TimeLeft(100.0, 10.0, 10))
+    state.plan({rule: 1, "train": 10})
+    state.start(0, Job(rule, ""))
+    assert state.left() is None
     state.finish(0)
-    assert state.share() == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize("rule", ["base_model", "hub_model"])
-def test_the_time_of_a_lone_base_model_is_not_guessed(rule):
-    now = [0.0]
-    state = State(clock=lambda: now[0])
-    state.plan({rule: 1})
-    state.start(0, rule, "")
-    now[0] += 30
-    assert state.left() is None and state.share() == 0.0
-
-
-def test_a_long_last_job_is_what_is_left():
-    now = [0.0]
-    state = State(clock=lambda: now[0], expected={"train": 100.0, "sample": 1.0})
-    state.plan({"train": 1, "sample": 7})
-    for number in range(8):
-        state.start(number, "sample" if number else "train", "")
     assert state.left() == pytest.approx(100)
 
 
+def test_steps_of_running_runs_are_shown(tmp_path, clock):
+    handler, screen = make(tmp_path, clock, terminal=True)
+    plan(handler, train=2)
+    handler._state.steps = {"tiny/chains/clip/grpo/stale/seed0": (1200, 2000)}
+    output = [f"{tmp_path}/runs/tiny/chains/clip/grpo/stale/seed0/manifest.json"]
+    send(handler, LogEvent.JOB_INFO, jobid=0, rule_name="train", rule_msg="train it", log=None, output=output)
+    assert screen.shown()[0].endswith("; now: train it (step 1,200 of 2,000)")
+
+
 def test_a_part_of_make_results_has_a_name():
-    state = State(expected={"train": 600.0}, clock=lambda: 0.0)
+    state = State(runs_left=TimeLeft(600.0, 600.0, 1))
     state.plan({"train": 1})
     assert line_of(state, "first comparison", "3 of 8 claims decided") == (
-        "first comparison: 0 %, 0 of 1 jobs, 10 min left; 3 of 8 claims decided"
+        "first comparison: 0 of 1 jobs, 10 min left; 3 of 8 claims decided"
     )
 
 
@@ -414,18 +378,6 @@ def test_the_tail_of_a_log_that_is_not_there_or_is_no_text(tmp_path):
     assert tail(tmp_path / "none") == []
     (tmp_path / "binary").write_bytes(os.urandom(100_000))
     assert len(tail(tmp_path / "binary")) <= 8
-
-
-def test_earlier_runs_tell_what_jobs_take(repository, tmp_path):
-    experiment = read_experiment(repository / "tests/workflow/reduced.yaml")
-    root = tmp_path / "results/reduced"
-    assert expected_seconds(experiment, root) == {}
-    other = tmp_path / "results/other/benchmarks/sample/runs"
-    other.mkdir(parents=True)
-    for number, seconds in enumerate((2.0, 4.0, 90.0)):
-        (other / f"{number}.jsonl").write_text(json.dumps({"s": seconds}) + "\n")
-    (other / "broken.jsonl").write_text("{")
-    assert expected_seconds(experiment, root) == {"sample": 4.0}
 
 
 def workflow(tmp_path, **settings):

@@ -21,6 +21,7 @@ from troll.experiment.keys import planned_keys
 from troll.experiment.settings import Suite
 from troll.operations.slurm_queue import comments_of, read_queue
 from troll.operations.status import RunStatus, is_held, show, status_of, with_queue
+from troll.operations.time_left import TimeLeft, time_left
 
 RUN = "tiny/chains/{}/grpo/stale/seed0"
 
@@ -90,6 +91,27 @@ def test_nothing_done_is_all_missing(experiment, results):
     assert {status.state for status in found} == {"missing"}
     assert show(found, "reduced")[0] == "reduced: 4 runs: 4 missing"
     assert not results.exists(), "reading makes nothing"
+
+
+def test_the_time_left_comes_from_running_runs_and_from_earlier_ones(experiment, results, monkeypatch):
+    def left():
+        return time_left(experiment, results, status_of(experiment, results))
+
+    assert left() is None, "nothing is known"
+    directory = write_run(results, "troll", steps=4)
+    with only_writer(directory):  # a second a step: four are left
+        assert left() is None, "nothing is known of the other task"
+        monkeypatch.setattr("troll.operations.time_left.estimate", lambda _, run, *__: 100.0)
+        assert left() == TimeLeft(4 + 3 * 100, 100, 4)
+        monkeypatch.setattr(
+            "troll.operations.time_left.estimate",
+            lambda _, run, *__: None if run.task == "chains" else 100.0,
+        )
+        assert left() == TimeLeft(4 + 8 + 2 * 100, 100, 4), "clip is taken to be as fast as TROLL"
+    monkeypatch.setattr("troll.operations.time_left.estimate", lambda *_: 100.0)
+    assert left() == TimeLeft(50 + 3 * 100, 100, 4), "half of a run that was interrupted"
+    write_run(results, "troll", steps=8, manifest=True)
+    assert left() == TimeLeft(300, 100, 3)
 
 
 def test_a_run_goes_from_missing_to_done(experiment, results):

@@ -227,9 +227,11 @@ def status(
 
     Example: troll status workflow/config/testbed.yaml --watch
     """
+    from troll.common.progress import clock
     from troll.experiment.files import read_experiment
     from troll.operations.slurm_queue import read_queue
     from troll.operations.status import show, status_of, with_queue
+    from troll.operations.time_left import time_left
 
     planned = read_experiment(experiment)
     if seeds is not None:
@@ -238,6 +240,9 @@ def status(
     def lines() -> list[str]:
         found, queue = status_of(planned, results, only or []), read_queue()
         said = show(with_queue(found, queue), planned.experiment, planned.groups(), every=runs)
+        left = time_left(planned, results, found)
+        if left is not None and left.runs:
+            said[0] += f"; about {clock(left.total_s)} of training left, one run after the other"
         return [*said, *queue.problems]
 
     if not (watch and sys.stdout.isatty()):

@@ -120,25 +120,13 @@ def _error_in(log: Path) -> str:
 def _pace(rows: list[dict[str, Any]]) -> float | None:
     """Returns the mean seconds per step over the last steps; None if unknown."""
     recent = rows[-_RECENT_STEPS:]
+    if len(recent) == 1 and (since := _wall_s(recent[0])) is not None and recent[0]["step"]:
+        return since / recent[0]["step"]  # the time before the first step counts, as nothing else is known
     if len(recent) < 2:
         return None
     began, ended = _wall_s(recent[0]), _wall_s(recent[-1])
     steps = recent[-1]["step"] - recent[0]["step"]
     return (ended - began) / steps if began is not None and ended is not None and steps else None
-
-
-def pace_of(metrics: Path) -> tuple[int, float | None]:
-    """Returns a run's optimiser steps so far and the seconds per step, which may be None.
-
-    With a single row, the pace is its time divided by its step.
-    """
-    rows = _last_rows(metrics)
-    if not rows:
-        return 0, None
-    step, pace, since = rows[-1]["step"], _pace(rows), _wall_s(rows[-1])
-    if pace is None and since is not None and step:
-        pace = since / step
-    return step, pace
 
 
 def status_of_run(root: Path, run: Run, steps: int, *, suites: bool = False) -> RunStatus:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,14 +18,15 @@ from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 
 from troll.experiment.experiment import Experiment
 from troll.operations.progress_line import words
-from troll.operations.progress_line.state import State
-from troll.operations.progress_line.steps import Steps, expected_seconds, read_steps, steps_in_log
+from troll.operations.progress_line.state import BASES, Job, State
+from troll.operations.status import status_of
+from troll.operations.time_left import time_left
 
 _REPAINT_S = 1.0
-_READ_S = 5.0
-"""Interval between reads of running jobs' steps."""
+_READ_S, _READ_SHARE = 5.0, 0.05
+"""Least interval between reads of the runs' files, and the largest share of the time that they may take."""
 _STEP = 0.1
-"""Without a terminal, a line is due after this share of the work ..."""
+"""Without a terminal, a line is due after this share of the jobs ..."""
 _GAP_S = 120.0
 """... or after this time without one (in a long run, after a tenth of the elapsed time) ..."""
 _LEAST_GAP_S = 10.0
@@ -39,7 +39,6 @@ _NOISE = re.compile(
     r".* has been submitted with|SLURM run ID|Falling back to 'sacct'|Auto-selected partition"
 )
 """Uninformative messages, which are not shown. All others are, and all warnings and errors."""
-_BASES = ("base_model", "hub_model")
 _INTERRUPTED = "Terminating processes on user request"
 _JOBS_FAILED = re.compile(
     r"At least one job did not complete successfully|Exiting because a job execution failed"
@@ -79,9 +78,8 @@ class LogHandler(LogHandlerBase):
         self._terminal = _is_terminal(given.stream)
         self._painted = self._last = ""
         self._broken = self._interrupted = False
-        self._shown = 0.0  # share of the work in the last plain line
+        self._shown = 0.0  # share of the jobs in the last plain line
         self._spoke = self._began = time.monotonic()
-        self._read = -_READ_S  # time of the last read of steps
         self._ticker: threading.Thread | None = None
         self._stop = threading.Event()
 
@@ -124,15 +122,14 @@ class LogHandler(LogHandlerBase):
                     self._ticker = threading.Thread(target=self._tick, name="progress line", daemon=True)
                     self._ticker.start()
             case LogEvent.JOB_INFO:
-                name = str(told.rule_msg or told.rule_name)
-                begun = self._state.start(told.jobid, told.rule_name, name)
-                begun.logs, begun.read = list(told.log or ()), self._reader(told)
+                name, logs = str(told.rule_msg or told.rule_name), list(told.log or ())
+                self._state.start(told.jobid, Job(told.rule_name, name, logs, self._run_of(told)))
                 self._paint()
             case LogEvent.JOB_FINISHED:
                 done = self._state.finish(told.job_id)
                 if done is not None and done.rule.startswith("claims"):
                     self._judged()
-                if done is not None and done.rule in _BASES:
+                if done is not None and done.rule in BASES:
                     self._say(words.taken(done.logs))
                 self._progress()
             case LogEvent.JOB_ERROR:
@@ -147,16 +144,12 @@ class LogHandler(LogHandlerBase):
             case None | LogEvent.GROUP_ERROR:
                 self._message(text, record.levelno)
 
-    def _reader(self, told: Any) -> Callable[[float], Steps | None] | None:
-        """Returns a function that reads a training job's steps, given its seconds so far; else None."""
-        if told.rule_name in _BASES and told.log:
-            return partial(steps_in_log, Path(told.log[0]))
-        experiment, runs = self.settings.experiment, self.settings.root / "runs"
+    def _run_of(self, told: Any) -> str:
+        """Returns the id of the run that a job trains; empty for other jobs."""
         directory = Path(next(iter(getattr(told, "output", None) or ()), "")).parent
-        if told.rule_name != "train" or experiment is None or not directory.is_relative_to(runs):
-            return None
-        run = experiment.run(str(directory.relative_to(runs)))
-        return partial(read_steps, directory, experiment.training_of(run).steps)
+        runs = self.settings.root / "runs"
+        train = told.rule_name == "train" and directory.is_relative_to(runs)
+        return str(directory.relative_to(runs)) if train else ""
 
     def _message(self, text: str, level: int) -> None:
         if text.startswith(_INTERRUPTED):
@@ -179,18 +172,17 @@ class LogHandler(LogHandlerBase):
         self._decided = words.decided(self._verdicts)
 
     def _tick(self) -> None:
-        """Repaints the line in a thread of its own, because time passes without events.
-
-        Estimates from earlier runs are made here too, as reading many of them takes a while.
-        """
-        with suppress(Exception):
-            if self.settings.experiment is not None:
-                self._state.expected = expected_seconds(self.settings.experiment, self.settings.root)
+        """Repaints the line in a thread of its own, because time passes without events."""
+        due = 0.0
         while not self._stop.wait(_REPAINT_S):
+            if (now := time.monotonic()) >= due:
+                with suppress(Exception):  # files may be half-written
+                    self._read_runs()
+                took = time.monotonic() - now
+                due = now + max(_READ_S, took / _READ_SHARE)
             self.acquire()
             try:
                 if not self._stop.is_set():
-                    self._read_steps()
                     self._paint() if self._terminal else self._progress()
             except Exception as error:
                 self._give_up(error)
@@ -198,22 +190,21 @@ class LogHandler(LogHandlerBase):
             finally:
                 self.release()
 
-    def _read_steps(self) -> None:
-        """Reads the steps of running jobs, at most every `_READ_S` seconds."""
-        now = time.monotonic()
-        if now - self._read < _READ_S:
-            return
-        self._read = now
-        for job in self._state.running.values():
-            if job.read is not None:
-                job.steps = job.read(now - job.started) or job.steps
+    def _read_runs(self) -> None:
+        """Reads the steps of running runs, and estimates the time left."""
+        experiment, root = self.settings.experiment, self.settings.root
+        if experiment is not None:
+            statuses = status_of(experiment, root.parent)
+            left = time_left(experiment, root.parent, statuses)
+            steps = {one.name: (one.step, one.steps) for one in statuses if one.state == "running"}
+            self._state.runs_left, self._state.steps = left, steps
 
     def _progress(self) -> None:
         """Repaints the line; without a terminal, writes a plain line if enough has changed."""
         if self._terminal:
             self._paint()
             return
-        now, share = time.monotonic(), self._state.share()
+        now, share = time.monotonic(), self._state.finished / max(self._state.total, 1)
         gap = now - self._spoke
         long = gap >= max(_GAP_S, 0.1 * (now - self._began))
         if long or (gap >= _LEAST_GAP_S and share >= self._shown + _STEP):

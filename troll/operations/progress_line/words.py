@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from troll.operations.progress_line.state import State
-from troll.operations.progress_line.steps import tail
+from troll.operations.status import last_text
 
 _UNDECIDED = ("not run", "inconclusive")
+_TAIL_LINES, _TAIL_BYTES = 8, 16_384
 _TAKEN = re.compile(r"\[base\] .+: taken from ")
 
 
@@ -18,21 +19,17 @@ def line_of(state: State, stage: str = "", claims: str = "", *, queued: bool = F
     ``stage`` precedes it, ``claims`` says how many are decided, and ``queued`` says that jobs go to a
     scheduler, so that they may wait instead of running.
     """
-    left, at_least = state.left(), state.at_least()
-    parts = [f"{100 * state.share():.0f} %, {state.finished} of {state.total} jobs"]
-    if left is not None:
-        parts.append(f"{roughly(left)} left")
-    else:
-        parts.append("time left not known yet" if at_least is None else f"more than {roughly(at_least)} left")
-    head = f"{stage}: " if stage else ""
-    text = head + ", ".join(parts)
-    if claims:
-        text += f"; {claims}"
+    text = f"{stage}: " if stage else ""
+    text += f"{state.finished} of {state.total} jobs"
+    if state.waits_for_training():
+        left = state.left()
+        text += ", time left not known yet" if left is None else f", {roughly(left)} left"
+    text += f"; {claims}" if claims else ""
     # Last, because a narrow terminal cuts off the end.
-    names = [
-        f"{job.name} (step {job.steps.done:,} of {job.steps.total:,})" if job.steps else job.name
-        for job in sorted(state.running.values(), key=lambda job: job.started)
-    ]
+    names = []
+    for job in state.running.values():
+        done, total = state.steps.get(job.run_id, (0, 0))
+        names.append(f"{job.name} (step {done:,} of {total:,})" if done else job.name)
     if names:
         more = f" and {len(names) - 2} more" if len(names) > 2 else ""
         text += f"; {'submitted' if queued else 'now'}: {', '.join(names[:2])}{more}"
@@ -90,3 +87,9 @@ def failure(rule: str, name: str, logs: Sequence[str], aux: Mapping[str, object]
 def taken(logs: Sequence[str]) -> Iterator[str]:
     """Yields the lines of job logs which say that a base model was taken from the shared cache."""
     yield from (line for log in logs for line in tail(Path(log)) if _TAKEN.match(line))
+
+
+def tail(path: Path) -> list[str]:
+    """Returns the last non-empty lines of a job's log."""
+    lines = last_text(path, _TAIL_BYTES).splitlines()
+    return [line.rstrip() for line in lines if line.strip()][-_TAIL_LINES:]
