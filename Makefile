@@ -1,4 +1,4 @@
-# The two main targets: `make results` runs the default experiment to tables, figures and page; `make test` runs all checks.
+# The two main targets: `make results` runs the default experiment to tables, figures and page; `make test` runs the tests.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -26,7 +26,7 @@ VLLM_READY := .venv-vllm/.ready
 
 REHEARSED ?= workflow/config/paper.yaml
 
-.PHONY: help env vllm results rehearsal test fast slow releases-of-trl lint readme docs coverage golden audit check-results contract userns \
+.PHONY: help env vllm results rehearsal test fast slow nightly releases-of-trl lint readme docs coverage golden audit check-results contract userns \
 	actionlint dist publish clean always
 
 help: ## show this help
@@ -50,7 +50,7 @@ results: env ## run the default experiment: models, training, evaluation, tables
 rehearsal: env ## run a small copy of paper.yaml on random models, and report what would fail; about half an hour
 	@"$(BIN)/troll" rehearse "$(REHEARSED)" --cores "$(CORES)"
 
-test: env ## run linters, type checker and all tests
+test: env ## run the tests; how long each took is in .tests/test.xml
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh
 
 readme: env ## write the generated parts of README.md, docs/ and results/released/README.md from the released tidy tables
@@ -105,6 +105,9 @@ releases-of-trl: env ## test the trainer with another release of TRL: make relea
 
 slow: env ## run only the slow tests
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh slow
+
+nightly: env ## run the tests that take minutes each: wheel, rehearsal, released runs; TROLL_TEST_SLURM=1 adds those on a local SLURM
+	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh nightly
 
 dist: env ## build wheel, sdist and release notes in dist/, after checking that versions agree
 	@"$(BIN)/python" envs/write_release.py $(if $(TAG),--tag "$(TAG)")

@@ -10,7 +10,7 @@ import zipfile
 import pytest
 import yaml
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 PIP = [sys.executable, "-m", "pip"]
 HERE = ["--quiet", "--no-deps", "--no-index"]
 

@@ -17,6 +17,7 @@ TRAINING = HERE.parent / "training"
 MARKS = [
     pytest.mark.snakemake,
     pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(
         "TROLL_TEST_SLURM" not in os.environ,
         reason="installs a SLURM where there is none and takes minutes; TROLL_TEST_SLURM=1 runs it",

@@ -12,6 +12,7 @@ from forked_snakemake import named_server
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.snakemake
 @pytest.mark.timeout(1300)
 def test_a_small_experiment_is_rehearsed_to_its_page(repository, tmp_path):

@@ -1,7 +1,6 @@
 """A released run, made again here with its base model, is equal to the last bit."""
 
 import json
-import os
 import shutil
 
 import pytest
@@ -18,7 +17,7 @@ pytestmark = [
     pytest.mark.snakemake,
     pytest.mark.timeout(2400),
     # A base model takes minutes of a whole core, which other tests share.
-    pytest.mark.skipif("TROLL_TEST_RELEASE" not in os.environ, reason="TROLL_TEST_RELEASE=1 asks for it"),
+    pytest.mark.nightly,
 ]
 # Processors of one maker round alike. These were made on one of each: there is something to compare on both.
 RELEASES = {
