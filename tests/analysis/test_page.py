@@ -1,3 +1,4 @@
+import html
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from troll.analysis.report.page import make_page, markdown_table, spans
 from troll.analysis.report.questions import QUESTIONS, answer, behind, heading, opening_figure
 from troll.common.errors import UserError
 from troll.common.files import read_json, write_json
+from troll.experiment.published.ledger import read_ledger
 
 
 class Headings(HTMLParser):
@@ -85,6 +87,14 @@ def test_the_page_begins_with_its_question_and_the_picture_that_answers_it(text:
     assert "<h1>Does TROLL help when rollouts are stale?</h1>" in opening
     assert opening.index('alt="Differences from PPO-clip"') < opening.index("6 of 9 planned runs")
     assert text.count('alt="Differences from PPO-clip"') == 1, "shown once"
+
+
+def test_the_deviations_are_those_of_the_ledger(text: str) -> None:
+    chapter = text[text.index(">Deviations</h2>") :]
+    differing = [entry for entry in read_ledger().keys if entry.state == "differs"]
+    assert f"{len(differing)} released settings" in chapter and differing
+    for entry in differing:
+        assert html.escape(entry.key) in chapter and html.escape(entry.reason) in chapter, entry.key
 
 
 def test_tables_sort_by_keyboard_too_and_pages_follow_the_scheme_of_the_reader(text: str) -> None:

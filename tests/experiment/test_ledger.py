@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from troll.common.errors import UserError
-from troll.experiment.files import load_experiment
+from troll.experiment.experiment import merged, resolve
+from troll.experiment.files import load_experiment, parse_experiment
 from troll.experiment.published.ledger import LEDGER, ledger_problems, read_ledger
 
 PAPER = "workflow/config/paper.yaml"
@@ -63,8 +64,23 @@ def test_what_is_not_explained_is_refused(tmp_path, change, message):
         read_ledger(path)
 
 
+@pytest.mark.parametrize("variant", read_ledger().variants, ids=lambda item: item.name)
+def test_a_variant_is_one_key_that_changes_runs(repository, variant):
+    contents = yaml.safe_load((repository / PAPER).read_text())
+    released = parse_experiment(contents, PAPER)
+    change = variant.value
+    for name in reversed(variant.key.split(".")):
+        change = {name: change}
+    changed = parse_experiment(merged(contents, change), variant.name)
+    before, after = ([resolve(item, run) for run in item.runs()] for item in (released, changed))
+    different = [run for run, other in zip(before, after, strict=True) if run != other]
+    assert different, "no run is another one"
+    if variant.key.startswith("tasks."):
+        assert {run.task.name for run in different} == {variant.key.split(".")[1]}
+
+
 def test_the_page_is_up_to_date(repository, tmp_path):
     out = tmp_path / "released.md"
     command = [Path(sys.executable).parent / "troll", "release", "settings", "--out", out]
-    subprocess.run(command, check=True)
+    subprocess.run(command, check=True, cwd=repository)
     assert (repository / "docs/released.md").read_text() == out.read_text(), "`make docs` writes it"

@@ -138,9 +138,11 @@ def released_settings(out: Annotated[Path, typer.Option(help="the page to write,
     Example: troll release settings --out docs/released.md
     """
     from troll.common.files import write_text
+    from troll.experiment.files import load_experiment
     from troll.experiment.published.ledger import ledger_page, read_ledger
 
-    write_text(out, ledger_page(read_ledger()))
+    paper = load_experiment(Path("workflow/config/paper.yaml")).model_dump()
+    write_text(out, ledger_page(read_ledger(), paper))
 
 
 Trials = Annotated[

@@ -31,6 +31,7 @@ from troll.analysis.render.html import (
 from troll.analysis.report import readme
 from troll.analysis.report.make import make, table
 from troll.analysis.report.questions import answer, heading, opening_figure
+from troll.experiment.published.ledger import DIFFERENCE, differences, read_ledger
 
 
 def make_page(
@@ -61,7 +62,7 @@ def make_page(
         _chapter("Public data", _public_data(directory)),
         _published(results, figures),
         Section("Methods", paragraphs(caption("methods"))),
-        Section("Deviations", paragraphs(caption("deviations"))),
+        _deviations(),
         provenance(results.runs, commands),
     ]
     sections = [section for section in sections if section.body]
@@ -192,6 +193,14 @@ def markdown_table(text: str, directory: str = ".") -> str:
     table = sortable(linked[0], linked[1:], [cell.endswith(":") for cell in rows[1]])
     notes = paragraphs("\n".join(rest)).replace("<p>", '<p class="note">')
     return table + notes
+
+
+def _deviations() -> Section:
+    """What the experiments do otherwise than the paper, and the table of released settings that differ."""
+    rows = [[html.escape(cell.replace("`", "")) for cell in cells] for cells in differences(read_ledger())]
+    shown = sortable(list(DIFFERENCE), rows, [False] * len(DIFFERENCE))
+    heading = f"{len(rows)} released settings that the runs of paper.yaml differ in, and why"
+    return Section("Deviations", paragraphs(caption("deviations")) + folded(heading, shown))
 
 
 def _published(results: Results, figures: Path) -> Section:

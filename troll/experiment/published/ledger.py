@@ -48,11 +48,21 @@ class Released(StrictModel):
         return "differs" if self.reason else "same"
 
 
+class Variant(StrictModel):
+    """A choice of ours that takes the place of a released setting by one key of paper.yaml."""
+
+    name: str
+    key: str = Field(description="place in paper.yaml")
+    value: Any = Field(None, description="its value there; a mapping changes the keys that it names")
+    meaning: str = Field(description="what it does")
+
+
 class Ledger(StrictModel):
-    """All keys, and the files that they were read from: path and commit by name."""
+    """All keys, the files that they were read from (path and commit by name), and our variants."""
 
     files: dict[str, tuple[str, str]]
     keys: list[Released]
+    variants: list[Variant]
 
     @model_validator(mode="after")
     def _has_files(self) -> "Ledger":
@@ -90,8 +100,20 @@ def value_at(settings: Mapping[str, Any], place: str) -> Any:
     return None
 
 
-def ledger_page(ledger: Ledger) -> str:
-    """Returns the ledger in Markdown: what differs and why, what could not be read, and what is the same."""
+DIFFERENCE = ("released", "value", "here", "why")
+"""Columns of `differences`."""
+
+
+def differences(ledger: Ledger) -> list[tuple[str, ...]]:
+    """Returns the settings that differ, as texts: the released key and its value, ours, and the reason."""
+    return [_cells(entry) for entry in ledger.keys if entry.state == "differs"]
+
+
+def ledger_page(ledger: Ledger, paper: Mapping[str, Any]) -> str:
+    """Returns the ledger in Markdown: what differs and why, our variants, what is unread or the same.
+
+    ``paper`` has the settings of paper.yaml.
+    """
     differs, unread, same = (
         [entry for entry in ledger.keys if entry.state == state]
         for state in ("differs", "not readable", "same")
@@ -105,7 +127,37 @@ def ledger_page(ledger: Ledger) -> str:
         "",
         "## What differs",
         "",
-        *_table(("released", "value", "here", "why"), [_cells(entry) for entry in differs]),
+        *_table(DIFFERENCE, differences(ledger)),
+        "",
+        "## Our choices instead",
+        "",
+        "Each variant is one key of `paper.yaml`, for all of its runs: in a copy of the file, or on the",
+        "command line, with an experiment's name of its own so that results stay apart:",
+        "",
+        "```bash",
+        "snakemake -n --configfile workflow/config/paper.yaml "
+        "--config experiment=paper-thinking-off thinking=off",
+        "```",
+        "",
+        "A key below others is written as a mapping, which changes nothing else in them:",
+        f"`{_on_command_line(ledger.variants[0])}`.",
+        "",
+        *_table(
+            ("variant", "key", "as released", "ours", "meaning"),
+            [
+                (
+                    item.name,
+                    f"`{item.key}`",
+                    _shown(value_at(paper, item.key)),
+                    _shown(item.value),
+                    item.meaning,
+                )
+                for item in ledger.variants
+            ],
+        ),
+        "",
+        "Other choices of ours are runs of `paper.yaml` beside the released ones: `gspo-clip-tight` and",
+        "`troll-pooled`.",
         "",
         "## What could not be read",
         "",
@@ -120,6 +172,15 @@ def ledger_page(ledger: Ledger) -> str:
         *_table(("file", "commit"), [(f"`{path}`", commit[:8]) for path, commit in ledger.files.values()]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _on_command_line(variant: Variant) -> str:
+    """Returns the options of Snakemake that switch to a variant."""
+    first, *rest = variant.key.split(".")
+    value = _shown(variant.value)
+    for name in reversed(rest):
+        value = f"{{{name}: {value}}}"
+    return f"--config experiment=paper-{variant.name} '{first}={value}'"
 
 
 def _cells(entry: Released) -> tuple[str, ...]:
