@@ -54,6 +54,13 @@ def answering(monkeypatch, *, running=(), done=()):
     monkeypatch.setattr(SlurmExecutor, "check_active_jobs", check)
 
 
+def test_the_first_check_may_come_before_the_plugins_executor_is_complete(monkeypatch):
+    """RemoteExecutor starts the thread that checks in its own constructor."""
+    answering(monkeypatch)
+    monkeypatch.setattr(SlurmExecutor, "__init__", lambda self, workflow, logger: active(self, []))
+    Executor(None, None)
+
+
 @pytest.fixture
 def listed(monkeypatch, tmp_path):
     """Sets what a stand-in for `squeue` lists; None: no answer."""
