@@ -75,7 +75,7 @@ def test_a_rule_in_a_file_is_a_trust_region_with_settings():
         (
             "bad.py:f",
             "def f(new, old, advantages, mask, context): ...",
-            r"bad\.py: f: the parameter 'context' is now called 'group_rewards'; rename it",
+            r"context\) is not a rule",
         ),
         ("bad.py:f", "def f(new, old, advantages, mask, other): ...", r"other\) is not a rule"),
         (

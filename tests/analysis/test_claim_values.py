@@ -219,19 +219,3 @@ def test_a_claim_about_any_k_up_to_the_samples_is_judged(known: Tidy) -> None:
         claim = Claim.model_validate(synthetic.CLAIM | {"metric": "pass@4"} | changes)
         (one,) = judge([claim], known.runs, known.items)
         assert [setting.seeds for setting in one.decision.settings] == [3], changes
-
-
-@pytest.mark.parametrize(
-    ("claim", "message"),
-    [
-        ({"method": "troll"}, "method: unknown key 'method'; it is now called trust_region"),
-        ({"metric": "drop"}, "metric: unknown metric 'drop'; it is now called max_drawdown"),
-    ],
-)
-def test_former_keys_and_metrics_are_answered_by_their_present_names(
-    claim: dict[str, str], message: str, tmp_path: Path
-) -> None:
-    (tmp_path / "claims.yaml").write_text(yaml.safe_dump([synthetic.CLAIM | claim]))
-    with pytest.raises(UserError) as refused:
-        read_claims([tmp_path / "claims.yaml"])
-    assert str(refused.value).endswith(message)

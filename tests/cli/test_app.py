@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from troll import __version__
 from troll.cli.app import app
-from troll.cli.former import FORMER
 from troll.common.errors import UserError
 from troll.common.files import read_json, read_jsonl
 from troll.common.machine_errors import in_a_line
@@ -42,16 +41,6 @@ def test_version_and_help():
     shown = set(re.findall(r"^│ ([a-z]+) ", text, re.MULTILINE))
     assert shown == public and len(public) == 9
     assert {words[0] for words in COMMANDS} - public == {"job", "release"}
-
-
-@pytest.mark.parametrize(("former", "now"), FORMER.items())
-def test_a_former_name_is_answered_by_the_new_one(former, now):
-    assert tuple(former.split()) not in COMMANDS
-    for words in re.findall(r"troll ([a-z -]+)", now):
-        command = tuple(word for word in words.split() if word.islower() and not word.startswith("-"))
-        assert any(known[: len(command)] == command for known in COMMANDS), now
-    result = CliRunner().invoke(app, [*former.split(), "--out", "x"])
-    assert (result.exit_code, result.stderr) == (2, f"error: `troll {former}` is now `{now}`\n")
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -207,7 +196,7 @@ def test_a_bug_goes_to_the_log_and_its_name_to_the_terminal(tmp_path):
         ),
         ("sample", {"max_token": 3}, "x.json: max_token: unknown key 'max_token'; valid: samples, "),
         ("base-model", {"run_id": "a"}, "x.json: experiment: is missing"),
-        ("configure", {"run_id": "a", "training": {"passes": 1}}, "it is now called num_iterations"),
+        ("configure", {"run_id": "a", "training": {"passes": 1}}, "training.passes: unknown key 'passes'"),
     ],
 )
 def test_settings_that_the_workflow_would_not_write_are_one_line(troll, command, config, said, tmp_path):

@@ -13,7 +13,6 @@ import typer
 
 from troll import __version__
 from troll.cli import job_evaluate, job_tables, job_train, people, release, results
-from troll.cli.former import Commands
 from troll.cli.options import Log
 from troll.common.errors import UserError
 from troll.common.machine_errors import in_a_line
@@ -22,7 +21,6 @@ from troll.common.progress import log_to, say
 
 app = typer.Typer(
     name="troll",
-    cls=Commands,
     help="Trust regions for RL of language models: train, evaluate, compare.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

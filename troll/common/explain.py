@@ -101,8 +101,6 @@ def _unknown_key(parents: Sequence[str], key: str, owner: type[BaseModel] | None
     noun = getattr(owner, "NOUN", "key")
     where = ".".join(filter(None, [*parents, key if noun == "key" else ""]))
     head = f"{where}: " if where else ""
-    if key in (renamed := getattr(owner, "RENAMED", {})):
-        return f"{head}unknown {noun} {key!r}; it is now called {renamed[key]}"
     return f"{head}{unknown(noun, key, owner.model_fields if owner else ())}"
 
 

@@ -22,12 +22,10 @@ class StrictModel(BaseModel):
     """Base of all models: refuses unknown keys, is immutable, and takes only finite numbers.
 
     Attributes:
-        RENAMED: new names by former key, for the message about a former key.
         NOUN: what messages call a key.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    RENAMED: ClassVar[Mapping[str, str]] = {}
     NOUN: ClassVar[str] = "key"
 
 

@@ -1,6 +1,6 @@
 """The settings of an experiment file, with defaults, units and sources."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -41,8 +41,6 @@ class Critic(StrictModel):
 
 class Regulariser(StrictModel):
     """A KL penalty to the frozen reference, which is the base model."""
-
-    RENAMED: ClassVar = {"place": "applied_to"}
 
     estimate: Literal["k1", "k2", "k3", "k1+", "k3+"] = Field(
         "k3", description="estimator of the KL; k1+ and k3+ use the gradient of k2"
@@ -120,8 +118,6 @@ class Training(StrictModel):
     A model, a task, a trust region, an estimator and a condition may override single keys; of several, the
     later in this order wins.
     """
-
-    RENAMED: ClassVar = {"passes": "num_iterations"}
 
     rollout_batches: Count = Field(1001, description="number of rollout batches of a run")
     # Left out at its default, so that digests of older configurations stay the same.

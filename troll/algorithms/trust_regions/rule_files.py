@@ -17,8 +17,6 @@ from troll.common.errors import UserError, unknown
 _SEPARATOR = ".py:"
 _POSITIONAL = ("new", "old", "advantages", "mask")
 _OPTIONAL = {"group_rewards", "step_tokens"}
-_FORMER = {"context": "group_rewards", "step": "step_tokens"}
-"""Names of optional parameters until version 0.2, and their current names."""
 
 
 def names_a_file(name: str) -> bool:
@@ -141,12 +139,6 @@ def _check(path: Path, function: str, rule: Any) -> None:
     valid = all(p.name in _OPTIONAL and p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for p in optional)
     if tuple(positional[: len(_POSITIONAL)]) == _POSITIONAL and valid:
         return
-    for name in positional[len(_POSITIONAL) :]:
-        if name in _FORMER:
-            raise UserError(
-                f"trust region: {path}: {function}: the parameter {name!r} is now called {_FORMER[name]!r}; "
-                "rename it"
-            )
     reserved = [p.name for p in optional if p.name in _OPTIONAL and p.kind is inspect.Parameter.KEYWORD_ONLY]
     if reserved:
         raise UserError(

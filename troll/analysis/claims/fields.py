@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import AfterValidator, BeforeValidator
 
-from troll.analysis.metrics import METRICS, PRESENT_NAMES, SUMMARIES
+from troll.analysis.metrics import METRICS, SUMMARIES
 from troll.common.errors import nearest
 from troll.tasks.datasets.catalogue import DATA_SETS
 
@@ -40,8 +40,6 @@ def _checked_metric(metric: str) -> str:
     of_data = parsed is not None and _BASE.sub("", parsed[0]) in ("", *DATA_SETS)
     if of_data or metric in (*SUMMARIES, MATH_EVAL_MEAN) or _OPEN.fullmatch(metric):
         return metric
-    if metric in PRESENT_NAMES:
-        raise ValueError(f"unknown metric {metric!r}; it is now called {PRESENT_NAMES[metric]}")
     valid = ("pass@k (k from 1 on)", "<data set>/pass@k", *SUMMARIES, "mean/<logged metric>", "status/<...>")
     hint = nearest(metric, _candidates(metric))
     raise ValueError(f"unknown metric {metric!r}; valid: {', '.join(valid)}{hint}")

@@ -11,7 +11,6 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -52,8 +51,6 @@ class Where(StrictModel):
 class Claim(StrictModel):
     """One entry of a claims file."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"place": "source", "method": "trust_region"}
-
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", description="short and unique")
     sentence: str = Field(min_length=1, description="the claim in our own words")
     source: str = Field(min_length=1, description="where it is made")
@@ -85,7 +82,6 @@ class Claim(StrictModel):
         default="",
         description="when and why the claim was given up; it stays listed, and no count includes it",
     )
-    aliases: list[str] = Field(default=[], description="ids that the claim had before")
     history: list[str] = Field(
         default=[], description="when it was asked, and what changed after results had been seen"
     )
@@ -136,7 +132,7 @@ class ClaimVerdict:
 
 
 def read_claims(paths: Sequence[Path]) -> list[Claim]:
-    """Reads claims files, which are YAML lists of claims with distinct ids and aliases."""
+    """Reads claims files, which are YAML lists of claims with distinct ids."""
     claims: dict[str, Claim] = {}
     for path in paths:
         entries = read_yaml(path)
@@ -146,11 +142,10 @@ def read_claims(paths: Sequence[Path]) -> list[Claim]:
             if not isinstance(entry, dict):
                 raise UserError(f"{path}: claim {index}: expected a mapping, found {entry!r}")
             claim = validated(Claim, entry, f"{path}: claim {entry.get('id', index)}")
-            for name in (claim.id, *claim.aliases):
-                if name in claims:
-                    raise UserError(f"{path}: claim {name} comes twice; give it another id")
-                claims[name] = claim
-    return list({claim.id: claim for claim in claims.values()}.values())
+            if claim.id in claims:
+                raise UserError(f"{path}: claim {claim.id} comes twice; give it another id")
+            claims[claim.id] = claim
+    return list(claims.values())
 
 
 def judge(claims: Sequence[Claim], runs: pd.DataFrame, items: pd.DataFrame) -> list[ClaimVerdict]:
