@@ -14,17 +14,10 @@ from synthetic_board import IN_ROUNDS, PROTOCOL, SENTENCES, compared, fresh_seed
 from troll.analysis.data.results import Results, tables_of
 from troll.analysis.leaderboard.board import board_table
 from troll.analysis.leaderboard.contrasts import MEAN, contrasts_table, outcome, sentence
-from troll.analysis.leaderboard.figures import (
-    budget_figure,
-    contrasts_figure,
-    differences_figure,
-    performance_profile,
-    profile_figure,
-)
+from troll.analysis.leaderboard.figures import contrasts_figure
 from troll.analysis.leaderboard.inputs import choose, trial_scores, tuned_elsewhere, tuning_values
 from troll.analysis.leaderboard.protocol import Protocol
 from troll.analysis.render.formats import write_table
-from troll.analysis.render.style import write_figure
 from troll.common import numerics
 from troll.common.errors import UserError
 
@@ -155,55 +148,11 @@ def test_the_numbers_of_the_board_are_those_of_the_runs(board):
     assert table["p_holm"].dropna().between(0, 1).all()
 
 
-def test_profiles_count_the_tasks_within_a_ratio_of_the_quickest():
-    board = pd.DataFrame(
-        {
-            "task": ["a", "a", "a", "b", "b", "b"],
-            "model": "tiny",
-            "trust_region": ["x", "y", "z"] * 2,
-            "rollouts": [2.0, 4.0, math.inf, 6.0, 3.0, math.inf],
-        }
-    )
-    profile = performance_profile(board, [1.0, 2.0, 4.0])
-    assert profile.loc["x"].tolist() == [0.5, 1.0, 1.0]
-    assert profile.loc["y"].tolist() == [0.5, 1.0, 1.0]
-    assert profile.loc["z"].tolist() == [0.0, 0.0, 0.0]
-    fewer = performance_profile(board.drop(index=4), [1.0, 2.0, 4.0])
-    assert fewer.loc["y"].tolist() == [0.0, 0.5, 0.5], "a task without runs is not left out"
-
-
-def test_differences_are_drawn_best_first_with_their_intervals(board):
-    table, *_ = board
-    axes = differences_figure(table).axes
-    assert [one.get_title() for one in axes] == ["chains", "functions"]
-    for one, (_, rows) in zip(axes, table.groupby("task"), strict=True):
-        assert [label.get_text() for label in one.get_yticklabels()] == list(rows["trust_region"])
-        places = [bar.lines[0].get_xdata()[0] for bar in one.containers]
-        assert places == pytest.approx(list(100 * rows["difference"].fillna(0.0)))
-        ends = [bar.lines[2][0].get_segments()[0][:, 0] for bar in one.containers]
-        for (low, high), row in zip(ends, rows.to_dict("records"), strict=True):
-            wanted = [100 * row["difference_low"], 100 * row["difference_high"]]
-            assert [low, high] == pytest.approx(wanted if row["trust_region"] != "clip" else [0.0, 0.0])
-
-
-def test_budgets_are_drawn_for_every_rule_and_never_fall(board):
-    table, _, scores = board
-    for axes, (_, rows) in zip(budget_figure(scores, table).axes, scores.groupby("task"), strict=True):
-        assert len(axes.lines) == rows["rule"].nunique()
-        for line, (_, own) in zip(axes.lines, rows.groupby("rule"), strict=True):
-            heights = line.get_ydata()
-            assert (np.diff(heights) >= -1e-9).all() and len(heights) == len(own)
-            assert heights[0] == pytest.approx(100 * own["score"].mean())
-            assert heights[-1] == pytest.approx(100 * own["score"].max())
-
-
-def test_table_and_profile_are_written(board, tmp_path):
+def test_the_table_is_written(board, tmp_path):
     table, *_ = board
     write_table(table, tmp_path / "board")
     text = (tmp_path / "board.md").read_text()
     assert "| chains |" in text and "Test pass@1" in text and "corrected by Holm over the whole table" in text
-    write_figure(profile_figure(table), tmp_path / "profile")
-    assert (tmp_path / "profile.png").stat().st_size > 5000
 
 
 def test_a_board_that_is_tuned_in_rounds_says_so(board):
@@ -220,8 +169,6 @@ def test_a_board_that_is_tuned_in_rounds_says_so(board):
     )
     assert "drawn from those that were made in the first round." in table.attrs["notes"][1]
     assert table.loc[table["trust_region"] == "troll", "all"].to_list() == pytest.approx([0.45] * 2)
-    heights = [line.get_ydata()[-1] for line in budget_figure(last, table).axes[0].lines]
-    assert max(heights) == pytest.approx(45.0), "as the first round found them"
 
 
 def test_what_another_board_tuned_with_earlier_numbers_is_told(monkeypatch):

@@ -67,7 +67,7 @@ def test_the_command_writes_every_table_and_figure(results):
     result = make("results/board-chains", "results/board-functions")
     assert result.exit_code == 0, result.output
     stems = {path.stem for path in Path("out").iterdir()}
-    assert stems == {"board", "contrasts", "trials", "differences", "budget", "profile", "protocol"}
+    assert stems == {"board", "contrasts", "trials", "protocol"}
     assert len(pd.read_csv("out/board.csv")) == 6
 
 

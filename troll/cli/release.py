@@ -196,11 +196,11 @@ def board(
     final: Annotated[list[Path], typer.Option(help="results/<experiment> of fresh seeds; once per task")],
     out: Annotated[Path, typer.Option(help="directory of the board")],
 ) -> None:
-    r"""Make the board from finished experiments: tables and figures.
+    r"""Make the board from finished experiments: tables and a figure.
 
     Reads tidy/ of each; writes the tables board, contrasts, trials and levels (CSV,
-    Markdown), the figures differences, budget, profile and contrasts, and
-    protocol.yaml into OUT. Prints what the protocol says about the outcome.
+    Markdown), the figure contrasts and protocol.yaml into OUT. Prints what the
+    protocol says about the outcome.
 
     Example: troll release board workflow/config/duel.yaml \
     --trials results/released/leaderboard-trials --trials results/duel-round-2 \

@@ -112,7 +112,7 @@ def grade(
     chat: Annotated[str, typer.Option(help="chat template: on, off, or auto (if there is one)")] = "auto",
     thinking: Annotated[
         str,
-        typer.Option(help="of models that can (Qwen3): on, off, or template (as the chat template has it)"),
+        typer.Option(help="of models that can: on, off, or template"),
     ] = "off",
     cut_prompts: Annotated[
         bool, typer.Option("--cut-prompts", help="truncate the start of prompts that are too long")

