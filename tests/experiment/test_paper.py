@@ -163,21 +163,3 @@ def test_models_of_unknown_size_are_told_and_not_counted(repository):
     cost = budget_of(experiment, experiment.groups()["paper_staleness"])
     assert (cost.runs, cost.unknown, cost.hours.likely) == (6, 6, 0.0)
     assert "runs of models without `billions`" in "\n".join(budget_lines(experiment))
-
-
-STALE = "tiny/chains/troll/grpo/stale"
-
-
-@pytest.fixture
-def testbed(repository):
-    return yaml.safe_load((repository / "workflow/config/testbed.yaml").read_text())
-
-
-def test_further_seeds_are_runs_of_their_setting_alone(testbed):
-    plain, more = (
-        parse_experiment(testbed | extra, "file") for extra in ({}, {"further_seeds": {STALE: [4, 3]}})
-    )
-    new = {run.run_id for run in more.runs()} - {run.run_id for run in plain.runs()}
-    assert new == {f"{STALE}/seed3", f"{STALE}/seed4"} and len(plain.runs()) == 48
-    with pytest.raises(UserError, match=r"^file: further_seeds: .*tiny/chains/trol/grpo/stale"):
-        parse_experiment(testbed | {"further_seeds": {"tiny/chains/trol/grpo/stale": [3]}}, "file")

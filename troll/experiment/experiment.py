@@ -89,11 +89,6 @@ class Experiment(StrictModel):
     experiment: str = Field(description="name of the experiment; results go to `results/<name>`")
     summary: str = Field("", description="one-line description")
     seeds: list[Whole] = Field(min_length=1, description="seeds with which every combination is run")
-    further_seeds: dict[str, list[Whole]] = Field(
-        {},
-        description="seeds of single settings in addition to `seeds`, by "
-        "`<model>/<task>/<trust region>/<estimator>/<condition>`",
-    )
     tasks: dict[str, TaskSettings] = Field(
         min_length=1, description="tasks by registered name (listed in docs/configuration.md)"
     )
@@ -177,8 +172,7 @@ class Experiment(StrictModel):
             for condition in block.conditions or self.conditions
             for estimator in block.estimators or self.estimators
             for trust_region in block.trust_regions or self.trust_regions
-            for setting in [f"{model}/{task}/{trust_region}/{estimator}/{condition}"]
-            for seed in dict.fromkeys([*self.seeds, *self.further_seeds.get(setting, [])])
+            for seed in dict.fromkeys(self.seeds)
         ]
 
     def groups(self) -> dict[str, list[Run]]:

@@ -80,7 +80,6 @@ def problems(experiment: Experiment) -> Iterator[str]:
     yield from _empty_lists(experiment)
     yield from _matrix_problems(experiment)
     yield from _override_problems(experiment)
-    yield from _seed_problems(experiment)
     yield from _engine_problems(experiment)
     yield from _cost_problems(experiment)
     if experiment.public_data is not None:
@@ -242,14 +241,6 @@ def _matrix_problems(experiment: Experiment) -> Iterator[str]:
                 f"models.{model}.supervised: task {task} has no demonstrations; leave it out, or use one of "
                 f"the tasks {', '.join(_demonstrated())}"
             )
-
-
-def _seed_problems(experiment: Experiment) -> Iterator[str]:
-    """Checks that further_seeds names settings of the experiment."""
-    settings = list(dict.fromkeys(run.group_id for run in experiment.runs()))
-    for setting in experiment.further_seeds:
-        if setting not in settings:
-            yield _choices("further_seeds", setting, settings)
 
 
 def _engine_problems(experiment: Experiment) -> Iterator[str]:

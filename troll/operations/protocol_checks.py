@@ -13,7 +13,7 @@ from troll.common.errors import UserError
 from troll.experiment.experiment import Experiment, resolve
 from troll.experiment.files import parse_experiment
 
-_OWN_KEYS = ("experiment", "not_finite", "seeds", "further_seeds", "trust_regions", "matrix")
+_OWN_KEYS = ("experiment", "not_finite", "seeds", "trust_regions", "matrix")
 """Keys of an experiment file that the protocol sets itself."""
 
 

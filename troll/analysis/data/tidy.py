@@ -120,7 +120,10 @@ def read_tidy(directory: Path) -> Tidy:
 
 
 def read_part(path: Path, columns: Collection[str] = ()) -> pd.DataFrame:
-    """One file of a tidy table as it is on disk, by default with all columns."""
+    """One file of a tidy table as it is on disk, by default with all columns.
+
+    Pages have checksums, which are verified; the file's own metadata have none (`verify_part`).
+    """
     dtypes = {name: dtype for name, dtype in _ON_DISK.items() if not columns or name in columns}
     try:
         names = [name for name in pq.read_schema(path).names if dtypes.get(name) == _STRING]
@@ -128,24 +131,15 @@ def read_part(path: Path, columns: Collection[str] = ()) -> pd.DataFrame:
             lacking = [name for name in _ON_DISK if name not in file.schema_arrow.names]
             if lacking:
                 raise UserError(f"{path}: column {lacking[0]} is missing; {_REMEDY}")
-            table, rows = file.read(columns=list(dtypes)), file.metadata.num_rows
-            metadata = file.metadata.metadata or {}
-        # Pages have checksums, but the file's metadata have none.
+            table = file.read(columns=list(dtypes))
         types = {field.name: field.type for field in table.schema}
         if types != {name: _IN_MEMORY[dtype] for name, dtype in dtypes.items()}:
             raise ValueError("its columns have other types")
-        if table.num_rows != rows:
-            raise ValueError(f"{table.num_rows} rows of {rows}")
         frame: pd.DataFrame = table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)[list(dtypes)]
         for name, values in frame.items():
             if isinstance(values.dtype, pd.CategoricalDtype):  # Parquet keeps order of appearance
                 frame[name] = values.cat.set_categories(sorted(values.cat.categories))
-        frame = frame.astype(dtypes)
-        written = dict(json.loads(metadata.get(_DIGESTS_OF_COLUMNS, b"{}")))
-        for name, values in frame.items():
-            if name in written and written[name] != _digest(values):
-                raise ValueError(f"{name} is not what was written")
-        return frame
+        return frame.astype(dtypes)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except PermissionError as error:
@@ -154,6 +148,26 @@ def read_part(path: Path, columns: Collection[str] = ()) -> pd.DataFrame:
     except (pa.ArrowException, OSError, TypeError, ValueError, IndexError, OverflowError) as error:
         what = " ".join(str(error).split())
         raise UserError(f"{path}: damaged or not a tidy table ({what}); {_REMEDY}") from None
+
+
+def verify_part(path: Path) -> pd.DataFrame:
+    """One file of a tidy table, as `read_part`; raises a `UserError` unless its columns are as written.
+
+    A damaged footer may name pages of another column. Files without digests of columns are not verified.
+    """
+    frame = read_part(path)
+    try:
+        metadata = pq.read_metadata(path)
+        written = dict(json.loads((metadata.metadata or {}).get(_DIGESTS_OF_COLUMNS, b"{}")))
+        for name, values in frame.items():
+            if name in written and written[name] != _digest(values):
+                raise ValueError(f"{name} is not what was written")
+        if len(frame) != metadata.num_rows:
+            raise ValueError(f"{len(frame)} rows of {metadata.num_rows}")
+    except (pa.ArrowException, OSError, TypeError, ValueError) as error:
+        what = " ".join(str(error).split())
+        raise UserError(f"{path}: damaged or not a tidy table ({what}); {_REMEDY}") from None
+    return frame
 
 
 def write_part(path: Path, frames: Sequence[pd.DataFrame]) -> None:
