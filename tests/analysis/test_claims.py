@@ -393,6 +393,26 @@ def test_misspelt_fields_and_double_ids_are_refused(tmp_path: Path) -> None:
         read_claims([tmp_path / "none.yaml"])
 
 
+def test_a_former_id_still_names_its_claim_and_cannot_be_taken(tmp_path: Path) -> None:
+    path = tmp_path / "claims.yaml"
+    path.write_text(yaml.safe_dump([claim(aliases=["old"]).model_dump(), claim(id="old").model_dump()]))
+    with pytest.raises(UserError, match="claim old comes twice"):
+        read_claims([path])
+    path.write_text(yaml.safe_dump([claim(aliases=["old"]).model_dump()]))
+    (one,) = read_claims([path])
+    assert "called old before" in to_markdown(judge_of(one))
+
+
+def judge_of(one: Claim) -> list[ClaimVerdict]:
+    settings = [
+        PairedDifferences(
+            "s", {"model": "m", "task": "t", "condition": "c", "estimator": "e", "method": "troll"}, seeds
+        )
+        for seeds in [np.array([0.1, 0.2, 0.3])]
+    ]
+    return [ClaimVerdict(one, decide(Side(one.direction, one.margin), settings, one.least_seeds))]
+
+
 @pytest.mark.parametrize("metric", ["mean/nothing", "math500/pass@1", "pass@16"])
 def test_a_metric_that_no_run_has_is_named(known: Tidy, metric: str) -> None:
     (one,) = judge([claim(metric=metric)], known.runs, known.items)

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from troll.analysis.claims.decision import VERDICTS
-from troll.analysis.claims.verdicts import ClaimVerdict
+from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.claims.wording import (
     average,
     both_below,
@@ -135,7 +135,7 @@ def to_markdown(judged: Sequence[ClaimVerdict]) -> str:
             claim = entry.claim
             lines += ["", f"**{claim.id}** ({measure(claim)})", ""]
             lines += [f"- {text}" for text in _numbers(entry)]
-            lines += [f"- history: {text}" for text in claim.history]
+            lines += [f"- history: {text}" for text in _history(claim)]
             if claim.note:
                 lines += ["", claim.note]
     if given_up := _retired(judged):
@@ -155,6 +155,11 @@ def _numbers(entry: ClaimVerdict) -> list[str]:
         for setting in entry.decision.settings
     ]
     return lines + ([average(entry)] if entry.decision.pooled else [])
+
+
+def _history(claim: Claim) -> list[str]:
+    former = [f"called {' and '.join(claim.aliases)} before"] if claim.aliases else []
+    return [*claim.history, *former]
 
 
 def to_short_markdown(judged: Sequence[ClaimVerdict]) -> str:
@@ -214,7 +219,7 @@ _PLACES = ("in experiment", "with", "on", "under", "and")
 def _row(entry: ClaimVerdict) -> str:
     claim = entry.claim
     lines = [*_numbers(entry)]
-    lines += [*(f"History: {text}" for text in claim.history)]
+    lines += [*(f"History: {text}" for text in _history(claim))]
     parts = "".join(f"<li>{html.escape(line)}</li>\n" for line in lines)
     note = f"<p>{html.escape(claim.note)}</p>" if claim.note else ""
     word = f"{_MARKS[entry.verdict]} {label(entry)}"

@@ -82,6 +82,7 @@ class Claim(StrictModel):
         default="",
         description="when and why the claim was given up; it stays listed, and no count includes it",
     )
+    aliases: list[str] = Field(default=[], description="ids that the claim had before")
     history: list[str] = Field(
         default=[], description="when it was asked, and what changed after results had been seen"
     )
@@ -132,7 +133,7 @@ class ClaimVerdict:
 
 
 def read_claims(paths: Sequence[Path]) -> list[Claim]:
-    """Reads claims files, which are YAML lists of claims with distinct ids."""
+    """Reads claims files, which are YAML lists of claims with distinct ids and aliases."""
     claims: dict[str, Claim] = {}
     for path in paths:
         entries = read_yaml(path)
@@ -142,10 +143,11 @@ def read_claims(paths: Sequence[Path]) -> list[Claim]:
             if not isinstance(entry, dict):
                 raise UserError(f"{path}: claim {index}: expected a mapping, found {entry!r}")
             claim = validated(Claim, entry, f"{path}: claim {entry.get('id', index)}")
-            if claim.id in claims:
-                raise UserError(f"{path}: claim {claim.id} comes twice; give it another id")
-            claims[claim.id] = claim
-    return list(claims.values())
+            for name in (claim.id, *claim.aliases):
+                if name in claims:
+                    raise UserError(f"{path}: claim {name} comes twice; give it another id")
+                claims[name] = claim
+    return list({claim.id: claim for claim in claims.values()}.values())
 
 
 def judge(claims: Sequence[Claim], runs: pd.DataFrame, items: pd.DataFrame) -> list[ClaimVerdict]:
