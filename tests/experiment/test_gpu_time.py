@@ -6,11 +6,12 @@ import json
 import pandas as pd
 import pytest
 import torch
+import yaml
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from troll.experiment.budget import Hours, hours_of
-from troll.experiment.files import load_experiment
+from troll.experiment.files import load_experiment, parse_experiment
 from troll.experiment.gpu_time import START_S, batch_seconds, pass_seconds, step_seconds
 from troll.experiment.model_settings import Hub
 from troll.experiment.model_shapes import shape_of, shape_of_config
@@ -48,13 +49,35 @@ def test_transformers_samples_as_fast_as_qwen_publishes(model_id, tokens_per_s):
     assert 1 / seconds == pytest.approx(tokens_per_s, rel=0.03)
 
 
-def test_a_run_of_gsm8k_small_takes_as_long_as_by_hand(repository):
+def test_runs_on_gsm8k_take_as_long_as_by_hand(repository):
     """By hand 2 to 7 hours: 800 batches of 300 to 1,024 tokens, 28 layers of 1.1 ms each."""
-    experiment = load_experiment(repository / "workflow/config/gsm8k-small.yaml")
+    contents = yaml.safe_load((repository / "workflow/config/paper-one-gpu.yaml").read_text())
+    contents["models"] = {"Qwen3-0.6B": {"hub": {"id": "Qwen/Qwen3-0.6B", "billions": 0.6}}}
+    contents["tasks"]["gsm8k"] |= {"validation": 64, "validate_on": {}}
+    contents["training"] |= {"rollout_batches": 800, "prompts_per_batch": 4, "mini_batches": 4}
+    contents["training"] |= {"micro_batch_tokens": None, "tail": "pooled", "validate_every": 100}
+    experiment = parse_experiment(contents, "small")
     for run in experiment.runs():
         hours = hours_of(experiment, run)
         assert 2 <= hours.likely <= 7
         assert hours.low == pytest.approx(hours.likely / 2) and hours.high == pytest.approx(2 * hours.likely)
+
+
+def test_a_run_of_paper_one_gpu_takes_as_long_as_by_hand(repository):
+    """By hand 0.7 to 2.1 hours: responses of 300 to 1,024 tokens, 200 batches of 256 of them.
+
+    Sampling: 24 layers of 66 launches of 10.9 microseconds a token, 200 times, and for eleven validations in
+    six parts each. Scoring and update: 10 operations for each of 0.5 billion weights and each token, with 150
+    tokens of the prompt, 10^14 operations a second.
+    """
+    token_s = 24 * 66 * 10.9e-6
+    by_hand = [
+        ((200 + 11 * 6) * length * token_s + 200 * 256 * (150 + length) * 10 * 0.5e9 / 1e14) / 3600
+        for length in (300, 1024)
+    ]
+    experiment = load_experiment(repository / "workflow/config/paper-one-gpu.yaml")
+    for run in experiment.runs():
+        assert by_hand[0] <= hours_of(experiment, run).likely <= by_hand[1]
 
 
 def test_runs_of_smollm2_took_as_much_of_the_card_as_is_estimated(repository):

@@ -123,7 +123,7 @@ def test_check_compares_responses_with_the_context_of_a_model_of_the_hub(
     )
     monkeypatch.setenv("TROLL_MODEL_MIRROR", str(tmp_path / "mirror"))
     known_context.cache_clear()
-    data = yaml.safe_load((repository / "workflow/config/gsm8k-small.yaml").read_text())
+    data = yaml.safe_load((repository / "workflow/config/paper-one-gpu.yaml").read_text())
     data["models"] = {"small": {"hub": {"id": "us/small"}}}
     data["tasks"]["gsm8k"]["training"] = {"max_prompt_tokens": 64, "max_response_tokens": 128}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(data))

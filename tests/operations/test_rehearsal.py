@@ -358,6 +358,15 @@ def test_a_run_that_hangs_when_it_is_resumed_is_a_failed_check_and_is_ended(cont
     assert len(begun) == 2 and all(process.poll() == -signal.SIGKILL for process in begun)
 
 
+def test_the_resumed_run_gets_the_problems_that_it_validates_on(monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr(outcome.subprocess, "Popen", lambda command, **_: started.append(command))
+    run = Run("small", "gsm8k", "troll", "grpo", "stale", 0)
+    outcome._train(Done(run, tmp_path), tmp_path / "resumed", {})
+    given = dict(itertools.pairwise(started[0]))
+    assert given["--suites"] == str(tmp_path / "suites") and given["--data"] == str(tmp_path / "data/gsm8k")
+
+
 def test_a_missing_system_turn_is_named_before_anything_runs(monkeypatch):
     from types import SimpleNamespace
 
