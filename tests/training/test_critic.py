@@ -213,7 +213,7 @@ def test_the_trainers_critic_checkpoints_like_the_policy(make):
     assert trainer.critic.model.backbone.is_gradient_checkpointing
 
 
-def test_with_fp16_the_policy_is_unscaled_once_and_the_critic_learns(policy, monkeypatch):
+def test_with_fp16_the_policy_is_unscaled_once_and_the_critic_learns(policy, monkeypatch, tmp_path):
     monkeypatch.setattr(Accelerator, "mixed_precision", property(lambda _: "fp16"))
     inputs, _ = coin_tosses(0, rows=8)
     mask = inputs["completion_mask"]
@@ -238,6 +238,16 @@ def test_with_fp16_the_policy_is_unscaled_once_and_the_critic_learns(policy, mon
         changed = torch.cat([p.detach().flatten() for p in model.parameters()])
         found[scaler is None] = float(norm), metrics["critic/grad_norm"], changed
         assert not torch.equal(weights(critic), before)
+        critic._scaler and critic._scaler.update(8.0)
+        critic.save(tmp_path)
+        resumed = Critic(model, critic.settings, accelerator, 8)
+        accelerator.native_amp = False
+        resumed.prepare()
+        resumed.load(tmp_path)
+        assert scaler is None or (resumed._scaler.get_scale(), accelerator.scaler.get_scale()) == (
+            8.0,
+            2.0**16,
+        )
     for scaled, plain in zip(found[False], found[True], strict=True):
         torch.testing.assert_close(scaled, plain, rtol=0.02, atol=1e-5)  # float16 rounds
     assert found[True][0] > 0.05 and found[True][1] > 0.1

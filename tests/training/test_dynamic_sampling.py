@@ -53,8 +53,11 @@ def test_only_groups_with_a_signal_are_kept_and_all_samples_are_counted(make):
     assert batches >= 2
     assert trainer.generated_samples == 16 * batches
     assert trainer._metrics["train"]["generated_samples"] == [16 * batches]
-    # Success is that of all samples, not of the groups that were kept.
-    assert len(trainer._metrics["train"]["reward"]) == batches
+    # The reward is that of all samples; that of the groups that were kept has a name of its own.
+    logged = trainer._metrics["train"]
+    assert len(logged["reward"]) == batches
+    assert logged["trained_reward"] == [pytest.approx(float(output["rewards"].mean()))]
+    assert logged["trained_reward"][0] < sum(logged["reward"]) / batches  # the others are always right
 
 
 def test_joined_batches_hold_what_the_policy_said(make):

@@ -6,6 +6,7 @@ from trainer_cases import SeededGRPOTrainer, parameters
 from transformers import TrainerCallback
 
 from troll.common.errors import UserError
+from troll.training.live_options import IN_ARGS
 from troll.training.trainer import TrustRegionTrainer
 
 CLIP = {"trust_region": "clip"}
@@ -27,7 +28,7 @@ class Schedule(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         if state.global_step == 1:
             for name, value in self.values.items():
-                setattr(self.trainer, name, value)
+                setattr(args if name in IN_ARGS else self.trainer, name, value)
 
 
 def trained(make, kind, config, values, **ours):
@@ -48,14 +49,38 @@ def trained(make, kind, config, values, **ours):
         ({}, {"off_policy_mask_threshold": 1e-6}),
         ({"loss_type": "dr_grpo", "optim": "sgd", "learning_rate": 0.5}, {"max_completion_length": 1}),
         ({"entropy_coef": 1e-3}, {"entropy_coef": 0.5}),
+        ({"loss_type": "sapo"}, {"sapo_temperature_neg": 10.0}),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
 def test_what_a_callback_sets_acts_as_in_trl(make, config, values):
+    rule = {} if config.get("loss_type") == "sapo" else CLIP
     theirs = trained(make, SeededGRPOTrainer, config, values)
-    ours = trained(make, TrustRegionTrainer, config, values, **CLIP)
+    ours = trained(make, TrustRegionTrainer, config, values, **rule)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
-    assert (trained(make, TrustRegionTrainer, config, {}, **CLIP) - ours).abs().max() > 1e-3
+    assert (trained(make, TrustRegionTrainer, config, {}, **rule) - ours).abs().max() > 1e-3
+
+
+def test_what_a_callback_sets_in_args_without_effect_is_refused(make):
+    with pytest.raises(
+        UserError, match=r"args.delta = 2.0 has no effect on trust region 'troll'; its settings"
+    ):
+        trained(make, TrustRegionTrainer, {}, {"delta": 2.0})
+
+
+def test_entropy_options_in_args_act_beside_a_regulariser(make):
+    trainer = make(TrustRegionTrainer, **CLIP, regulariser={}, config={"use_adaptive_entropy": True})
+    trainer.args.entropy_coef_delta = 0.25
+    trainer.entropy_bonus._adapt(-1.0)
+    assert trainer.entropy_coef == 0.25
+
+
+def test_the_length_penalty_follows_the_limit(make):
+    trainer = make(TrustRegionTrainer, **CLIP, estimator="grpo", overlong={"buffer": 2})
+    lengths = torch.tensor([3.0, 4.0, 5.0])
+    assert trainer.signal.penalty(lengths).tolist() == [0, 0, 0]
+    trainer.max_completion_length = 5
+    assert trainer.signal.penalty(lengths).tolist() == [0, -0.5, -1]
 
 
 def test_bounds_are_those_of_the_trust_region(make):
@@ -80,6 +105,7 @@ def test_bounds_are_those_of_the_trust_region(make):
         ("once the trainer is built", "importance_sampling_level", "sequence", CLIP),
         ("once the trainer is built", "loss_type", "cispo", CLIP),
         ("once the trainer is built", "temperature", 0.5, CLIP),
+        ("once the trainer is built", "num_generations", 2, CLIP),
         ("entropy_coef is 0", "entropy_coef", 0.1, CLIP),
         ("advantages of estimator 'grpo'", "scale_rewards", "none", {"estimator": "grpo"}),
     ],

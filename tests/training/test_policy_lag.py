@@ -3,6 +3,7 @@
 import pytest
 import torch
 from trainer_cases import parameters
+from transformers import TrainerCallback
 
 from troll.common.errors import UserError
 from troll.training.config import TrustRegionConfig
@@ -117,6 +118,35 @@ def test_what_cannot_be_is_refused(tmp_path, options, message):
     arguments = {"output_dir": str(tmp_path), "bf16": False, "use_cpu": True, "report_to": "none"}
     with pytest.raises(UserError, match=message):
         TrustRegionConfig(**arguments, **options)
+
+
+class Interrupt(TrainerCallback):
+    """Ends training between two micro-batches of the first step, once."""
+
+    def on_substep_end(self, *_, **__):
+        if not self.done:
+            self.done = True
+            raise KeyboardInterrupt
+
+    done = False
+
+
+def test_a_run_after_one_that_was_interrupted_inside_a_step_is_as_the_first(make):
+    ended = []
+    for interrupted in (False, True):
+        options = {"estimator": "gae", "critic": {}, "regulariser": {}, "aggregation": "token-mean"}
+        config = {"gradient_accumulation_steps": 2, "entropy_coef": 0.01, "top_entropy_quantile": 0.5}
+        trainer = make(TrustRegionTrainer, steps=2, config=config, trust_region="clip", **options)
+        if interrupted:
+            trainer.add_callback(Interrupt())
+            with pytest.raises(KeyboardInterrupt):
+                trainer.train()
+        trainer.train()
+        rows = [{k: v for k, v in row.items() if "time" not in k} for row in trainer.state.log_history[:-1]]
+        ended.append((rows, parameters(trainer)))
+    for one, other in zip(ended[0][0], ended[1][0], strict=True):
+        assert {k: (one[k], other[k]) for k in one if one[k] != other[k]} == {}
+    torch.testing.assert_close(ended[0][1], ended[1][1], rtol=0, atol=0)
 
 
 def test_a_second_call_of_train_begins_with_the_weights_of_the_first(make):

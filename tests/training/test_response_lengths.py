@@ -72,6 +72,26 @@ def test_samples_and_the_greedy_baseline_are_counted_alike(make, masked):
     assert seen["advantages"][finished, 0].tolist() == pytest.approx([1.0] * int(finished.sum()))
 
 
+class OwnRewards(TrustRegionTrainer):
+    """Replaces the rewards, as scripts do that compare responses with each other."""
+
+    def _calculate_rewards(self, inputs, prompts, completions, ids):
+        return torch.arange(float(len(ids))).unsqueeze(1)
+
+    def _compute_loss(self, model, inputs):
+        self.seen = inputs
+        return super()._compute_loss(model, inputs)
+
+
+def test_estimators_see_the_rewards_of_a_subclass(make):
+    config = {"per_device_train_batch_size": 8, "steps_per_generation": 1}
+    trainer = make(OwnRewards, steps=1, config=config, estimator="rloo", trust_region="clip")
+    trainer.train()
+    assert sorted(trainer.seen["rewards"].tolist()) == list(range(8))
+    of_last = trainer.seen["advantages"][trainer.seen["rewards"] == 7]
+    assert of_last.amax() == pytest.approx(7 - (4 + 5 + 6) / 3)
+
+
 @pytest.mark.parametrize("empty", [0, 1, 3])
 def test_a_response_without_tokens_has_no_kl_to_the_reference(empty):
     reported = {}

@@ -1,6 +1,7 @@
 """Rewards judge the text that evaluation judges, whatever TRL makes of a response."""
 
 import pytest
+from transformers import AutoTokenizer
 
 from troll.common.files import read_json, write_jsonl
 from troll.common.tokenizers import saved_tokenizer
@@ -9,6 +10,7 @@ from troll.tasks.registry import get_task
 from troll.tasks.responses import response_texts
 from troll.tasks.types import Problem
 from troll.training.run import judged_as, reward_function
+from troll.training.trainer import TrustRegionTrainer
 
 SAID = [
     ("<think>\\boxed{1}</think>\\boxed{6}", True),
@@ -56,3 +58,10 @@ def test_data_sets_to_validate_on_are_judged_as_leniently_as_the_task(tiny_base,
 def test_a_data_set_with_answers_of_its_own_keeps_them():
     own = Problem("gsm8k/test/1", "?", "6", record={"answer": "6", "answers": "####"})
     assert judged_as({"answers": "lenient"}, get_task("gsm8k"), [own])[0].record["answers"] == "####"
+
+
+def test_templates_of_reward_models_show_one_date(make, tiny_base):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_base)
+    tokenizer.chat_template = "{{ strftime_now('%d %B %Y') }}"
+    make(TrustRegionTrainer, trust_region="clip", reward_processing_classes=[tokenizer])
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "?"}], tokenize=False) == "26 July 2024"

@@ -381,6 +381,13 @@ def test_images_are_refused(tiny_base, tmp_path, prompts):
         TrustRegionTrainer(model, digits, args, processing_class=processor, **data)
 
 
+def test_images_of_later_rows_are_refused_too(make):
+    trainer = make(TrustRegionTrainer, trust_region="clip")
+    rows = [{"prompt": text} for text in PROMPTS[:3]] + [{"prompt": PROMPTS[3], "image": [[0]]}]
+    with pytest.raises(UserError, match=r"^the data set: holds images"):
+        trainer._sample_now(rows)
+
+
 def test_a_processor_of_images_is_read_as_its_tokenizer_where_there_is_only_text(tiny_base, tmp_path):
     ended = []
     for kind in (Pictures, lambda tokenizer: tokenizer):

@@ -68,7 +68,7 @@ def _by_name(*entries: _T) -> Mapping[str, _T]:
 
 METRICS = _by_name(
     Metric(
-        *("success", SHARE, "correct responses in the rollout batch"),
+        *("success", SHARE, "correct responses of all that were sampled for the rollout batch"),
         label="training success (%)",
         scale="share",
         in_points=True,
@@ -85,7 +85,11 @@ METRICS = _by_name(
         scale="share",
     ),
     Metric(
-        *("reward", "", "mean reward of the rollout batch, where it is not 0 or 1 (`tests: fraction`)"),
+        *(
+            "reward",
+            "",
+            "mean reward, where it is not the verifier's 0 or 1 (`tests: fraction`, `training.reward`)",
+        ),
         label="training reward",
     ),
     Metric("validation_reward", "", "the same on the validation split", label="validation reward"),
@@ -203,6 +207,12 @@ METRICS = _by_name(
     Metric("sampling/sampling_logp_difference/max", "nats", "the same, maximum"),
     Metric("pretraining_loss", "", "with `pretraining`: loss on its texts"),
     Metric("overlong_penalty", "", "with `overlong`: mean over responses"),
+    Metric(
+        "trained_success",
+        SHARE,
+        "with `dynamic_sampling`: correct responses in the batch that is trained on, without the "
+        "prompts that were replaced; with partial credit `trained_reward`, the mean reward",
+    ),
     Metric("dynamic_sampling_batches", "", "with `dynamic_sampling`: batches sampled for this rollout batch"),
     Metric("greedy_success", SHARE, "with `remax`: success of the greedy responses"),
     Metric(

@@ -236,8 +236,9 @@ def resolve(experiment: Experiment, run: Run) -> RunConfig:
     """Returns everything that defines a run, including defaults: the contents of its run.yaml."""
     from troll.algorithms.advantages import ESTIMATORS
     from troll.algorithms.trust_regions import TRUST_REGIONS
-    from troll.algorithms.trust_regions.rule_files import file_digest
+    from troll.common.user_files import file_digest
 
+    training = experiment.training_of(run)
     trust_region, estimator = experiment.trust_regions[run.trust_region], experiment.estimators[run.estimator]
     return RunConfig(
         experiment=experiment.experiment,
@@ -257,7 +258,10 @@ def resolve(experiment: Experiment, run: Run) -> RunConfig:
             settings=ESTIMATORS.complete(estimator.rule, estimator.settings),
         ),
         condition=ConditionOfRun(name=run.condition),
-        training=experiment.training_of(run),
+        training=training,
+        files_sha256={
+            name: file_digest(name, what) or "" for name, what in training.user_functions().items()
+        },
         validate_on=experiment.tasks[run.task].validate_on,
         thinking=experiment.thinking,
         seeds=run_seeds(run),

@@ -138,6 +138,11 @@ class RunConfig(StrictModel):
     validate_on: dict[str, Size] = Field(
         {}, description="data sets to validate on, by name", exclude_if=lambda value: not value
     )
+    files_sha256: dict[str, str] = Field(
+        {},
+        description="SHA-256 of the files of `training.reward` and `training.tools`",
+        exclude_if=lambda value: not value,
+    )
     thinking: ThinkingOfRun = "off"
     seeds: SeedsOfRun
     rehearsal: Rehearsal = False

@@ -202,6 +202,24 @@ class Training(StrictModel):
     )
     overlong: Overlong | None = Field(None, description="penalty on responses near max_response_tokens")
     pretraining: Pretraining | None = Field(None, description="likelihood of demonstrations in the loss")
+    # The next three are left out at their defaults, so that digests of older configurations stay the same.
+    reward: str | None = Field(
+        None,
+        description="`file.py:function` of a reward, such as a learned reward model, in place of the task's "
+        "verifier ([how to write one](adding.md#a-reward-of-your-own))",
+        exclude_if=lambda value: value is None,
+    )
+    tools: list[str] = Field(
+        [],
+        description="`file.py:function` of each tool that a response may call, if the model's chat template "
+        "has tools ([how to write one](adding.md#tools))",
+        exclude_if=lambda value: not value,
+    )
+    tool_turns: Count = Field(
+        4,
+        description="largest number of turns of a response that call tools",
+        exclude_if=lambda value: value == 4,
+    )
     vllm: Vllm | None = Field(None, description="sample rollouts with vLLM; none: with transformers")
     validate_every: Whole = Field(10, description="rollout batches between validations; 0: never")
     checkpoint_every: Count = Field(10, description="rollout batches between checkpoints")
@@ -237,6 +255,11 @@ class Training(StrictModel):
                 "with right and wrong responses"
             )
         return self
+
+    def user_functions(self) -> dict[str, str]:
+        """Returns the names of functions in files of the user, each with the key that names it."""
+        rewards = {} if self.reward is None else {self.reward: "training.reward"}
+        return rewards | dict.fromkeys(self.tools, "training.tools")
 
     def within_epochs(self, problems: int | None) -> "Training":
         """Returns these settings with the rollout batches that ``epochs`` allows with this many problems.

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from troll.common.errors import UserError, unknown
 from troll.common.explain import explain
+from troll.common.user_files import load_callable
 from troll.experiment.directories import RELEASED
 from troll.experiment.experiment import BASE, Experiment, Run, merged
 from troll.experiment.model_settings import ModelSettings
@@ -329,6 +330,27 @@ def _clashes(experiment: Experiment, run: Run) -> Iterator[str]:
         yield f"{where}: {said}" if where else said
 
 
+def _user_function_problems(experiment: Experiment, run: Run, training: Training) -> Iterator[str]:
+    """Yields a line if a reward or tool cannot be loaded or used in a run."""
+    for name, what in training.user_functions().items():
+        try:
+            load_callable(name, what)
+        except UserError as error:
+            yield str(error)
+    if not training.tools:
+        return
+    if experiment.models[run.model].pretrained is None:
+        yield (
+            f"run {run.run_id}: training.tools need a model with a chat template, and model {run.model} is "
+            "made from scratch"
+        )
+    if experiment.tasks[run.task].validate_on:
+        yield (
+            f"run {run.run_id}: validate_on samples single responses, without training.tools; leave one of "
+            "the two out (the validation split is solved with tools)"
+        )
+
+
 def run_problems(experiment: Experiment) -> Iterator[str]:
     """Yields a line for every problem of a single run with all its overrides merged."""
     for run in experiment.runs():
@@ -339,6 +361,7 @@ def run_problems(experiment: Experiment) -> Iterator[str]:
         training = experiment.training_of(run)
         where = f"estimators.{run.estimator}"
         yield from missing_parts(where, experiment.estimators[run.estimator], training)
+        yield from _user_function_problems(experiment, run, training)
         model = experiment.models[run.model]
         if model.pretrained is None:
             yield from context_problems(run, training, model.context)

@@ -25,6 +25,11 @@ class Agreement:
         self._accelerator, self._noise, self._precise = accelerator, noise, precise
         self._warned: set[str] = set()
         self._reference: Tensor | None = None
+        self._runs = 0
+
+    def begin_run(self) -> None:
+        """To be called when training starts: a second run begins with weights that the first has trained."""
+        self._runs, self._reference = self._runs + 1, None
 
     def _allowed(self) -> float:
         return ROUNDING if self._noise() or self._precise() else COARSE_ROUNDING
@@ -51,7 +56,9 @@ class Agreement:
         self._warn("the old policy", difference, cause)
 
     def add_reference(self, log_probs: Tensor, reference: Tensor, mask: Tensor) -> None:
-        """Adds a part of a run's first step; all are [B, T]."""
+        """Adds a part of a run's first step; all are [B, T]. Only the first run is compared."""
+        if self._runs > 1:
+            return
         differences = (log_probs.detach() - reference).abs().where(mask.bool(), 0.0)
         sums = torch.stack([differences.sum(), mask.sum()]).double()
         self._reference = sums if self._reference is None else self._reference + sums

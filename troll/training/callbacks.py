@@ -20,6 +20,7 @@ METRICS = "metrics.json"
 
 _RENAMED: Mapping[str, str] = {  # from TRL's log; its other metrics of completions are dropped
     "reward": "success",
+    "trained_reward": "trained_success",
     "completions/mean_length": "response_length",
     "completions/clipped_ratio": "truncated",
     "frac_reward_zero_std": "groups_without_signal",
@@ -141,7 +142,8 @@ class MetricsCallback(TrainerCallback):
             return
         row: dict[str, Any] = {}
         # A task with partial credit logs its success beside the mean reward; else they are the same.
-        renamed = {key: name for key, name in _RENAMED.items() if name not in logs}
+        partial = "success" in logs
+        renamed = {key: name for key, name in _RENAMED.items() if not (partial and key.endswith("reward"))}
         for key, value in logs.items():
             if value is None or key.startswith(_DROPPED_PREFIXES) or key in _DROPPED:
                 continue

@@ -217,15 +217,21 @@ class Critic:
         total, outside = sums.tolist()
         return {"critic/loss": total, "critic/clipped": outside, "critic/grad_norm": float(norm)}
 
+    def begin_run(self) -> None:
+        """Drops the part of an optimiser step that an earlier run was interrupted in."""
+        self.model.zero_grad()  # accelerate's optimiser would ignore it inside a step
+        self._loss, self._clipped = torch.zeros_like(self._loss), torch.zeros_like(self._clipped)
+
     def _bare_optimizer(self) -> Any:
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
     def save(self, directory: Path) -> None:
-        """Writes weights and optimiser state to ``critic.pt``; must be called by all processes."""
+        """Writes weights, optimiser state and the scale of fp16 to ``critic.pt``; called by all processes."""
         model, optimizer = get_state_dict(self.model, self._bare_optimizer(), options=_WHOLE)
         if self._accelerator.is_main_process:
             with atomic_path(directory / FILE) as temporary:
-                torch.save({"model": model, "optimizer": optimizer}, temporary)
+                scaler = {} if self._scaler is None else {"scaler": self._scaler.state_dict()}
+                torch.save({"model": model, "optimizer": optimizer, **scaler}, temporary)
         self._accelerator.wait_for_everyone()
 
     def load(self, directory: Path) -> None:
@@ -241,3 +247,5 @@ class Critic:
             optim_state_dict=state["optimizer"],
             options=_WHOLE,
         )
+        if self._scaler is not None and "scaler" in state:
+            self._scaler.load_state_dict(state["scaler"])

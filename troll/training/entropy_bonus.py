@@ -61,6 +61,10 @@ class EntropyBonus:
         active = self.last_entropy <= self._args.entropy_target or not self._args.use_adaptive_entropy
         return (self.coefficient if active else 0.0) * total / tokens.clamp(min=1.0)
 
+    def begin_run(self) -> None:
+        """Drops the part of an optimiser step that an earlier run was interrupted in."""
+        self._window = self._policy_loss = None
+
     def finish_step(self, accelerator: Accelerator, report: Report) -> None:
         """Reports policy loss and coefficient of an optimiser step, and adapts the coefficient."""
         window, policy_loss, self._window, self._policy_loss = self._window, self._policy_loss, None, None

@@ -1,5 +1,6 @@
 """The learning signal of a rollout batch: advantages, and values and returns of a critic."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ class LearningSignal:
     critic: Critic | None
     reference_kl: ReferenceKL | None
     overlong: Overlong | None
-    limit: int  # maximum response length in tokens
+    limit: Callable[[], int]  # maximum response length in tokens, which scripts may change
     needs_group_rewards: bool  # whether the trust region needs the rewards of a group
     accelerator: Accelerator  # groups span all processes
     report: Report
@@ -33,7 +34,7 @@ class LearningSignal:
         """Penalty on the lengths of responses, [B]; 0 without ``overlong``."""
         if self.overlong is None:
             return torch.zeros_like(lengths)
-        return overlong_penalty(lengths, self.limit, self.overlong.buffer, self.overlong.factor)
+        return overlong_penalty(lengths, self.limit(), self.overlong.buffer, self.overlong.factor)
 
     def add_groups(self, output: dict[str, Any], group_size: int) -> tuple[Tensor, Tensor]:
         """Rewards of all processes and their group indices; adds ``group_rewards`` to the batch if needed."""

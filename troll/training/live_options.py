@@ -12,13 +12,20 @@ from troll.algorithms.trust_regions import TrustRegion
 from troll.common.errors import UserError
 from troll.training.entropy_bonus import EntropyBonus
 from troll.training.method import Method
-from troll.training.trl_options import CISPO_SETTINGS
+from troll.training.trl_options import CISPO_SETTINGS, RULE_SETTINGS
 
-FIXED = ("importance_sampling_level", "loss_type", "temperature", "use_adaptive_entropy")
+FIXED = (
+    *("aux_loss_enabled", "importance_sampling_level", "loss_type", "num_generations", "temperature"),
+    "use_adaptive_entropy",
+)
 """Attributes that are read once, when the trainer is built."""
 
 BOUNDS: Mapping[str, str] = {"epsilon_low": "epsilon_low", "epsilon_high": "epsilon_high"}
 """TRL's attributes of its clipping bounds, and the option of `RULE_SETTINGS` that each belongs to."""
+
+
+IN_ARGS = tuple(name for name in RULE_SETTINGS if name not in ("epsilon", "epsilon_high"))
+"""Options that TRL reads in every step from the trainer's ``args``."""
 
 
 class LiveOptions:
@@ -31,6 +38,7 @@ class LiveOptions:
     method: Method
     trust_region: TrustRegion
     entropy_bonus: EntropyBonus
+    args: Any
     model: Any
     ref_model: Any
     _built = False
@@ -47,7 +55,24 @@ class LiveOptions:
             setting = _bound(self, name)
             if setting is not None:
                 setattr(self, name, self.trust_region.settings[setting])
+        self._in_args = {name: getattr(self.args, name) for name in IN_ARGS}
         self._built = True
+
+    def follow_args(self) -> None:
+        """Passes on options of ``args`` that have been changed since the last step.
+
+        Raises:
+            UserError: the trust region has no such setting.
+        """
+        for name, before in self._in_args.items():
+            value = getattr(self.args, name)
+            if value == before:
+                continue
+            settings = [name for name in RULE_SETTINGS[name] if name in self.trust_region.settings]
+            if not settings:
+                raise _without_effect(self, f"args.{name}", value)
+            self.trust_region.change(**dict.fromkeys(settings, value))
+            self._in_args[name] = value
 
     # TRL assigns these two attributes, and saves them in and loads them from checkpoints.
 
@@ -82,11 +107,16 @@ def _bound(trainer: LiveOptions, name: str) -> str | None:
 def _set_bound(trainer: LiveOptions, name: str, value: Any) -> None:
     setting = _bound(trainer, name)
     if setting is None:
-        raise UserError(
-            f"trainer.{name} = {value!r} has no effect on trust region {trainer.trust_region.name!r}; its "
-            f"settings: {', '.join(trainer.trust_region.settings) or 'none'}"
-        )
+        raise _without_effect(trainer, name, value)
     trainer.trust_region.change(**{setting: value})
+
+
+def _without_effect(trainer: LiveOptions, name: str, value: Any) -> UserError:
+    rule, settings = trainer.trust_region.name, ", ".join(trainer.trust_region.settings)
+    return UserError(
+        f"trainer.{name} = {value!r} has no effect on trust region {rule!r}; its settings: "
+        f"{settings or 'none'}"
+    )
 
 
 def _set_beta(trainer: LiveOptions, name: str, value: Any) -> None:

@@ -195,6 +195,13 @@ class PolicyLoss:
         if part.auxiliary is not None:
             self.report("aux_loss", part.auxiliary.detach())
 
+    def begin_run(self) -> None:
+        """Drops the part of an optimiser step that an earlier run was interrupted in."""
+        self._unread.clear()
+        self.trl_metrics.reset()
+        self.entropy_bonus.begin_run()
+        self.agreement.begin_run()
+
     def check_finite(self, step: int) -> None:
         """Raises before the update of an optimiser step (from 1) if the loss of a part is not finite."""
         not_finite = [value for value in self._unread if not torch.isfinite(value)]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from troll.common.digests import sha256_of_file
-from troll.common.models import PRECISION, parameters_of
+from troll.common.models import PRECISION, parameters_of, text_config
 from troll.common.processor import LARGE, first_processor, processor_name
 from troll.common.progress import say
 from troll.training.shared_place import keep
@@ -52,7 +52,7 @@ def measure(config: Path) -> dict[str, Any]:
     from transformers import AutoConfig, AutoModel
 
     settings = AutoConfig.from_pretrained(config)
-    text = settings.get_text_config()
+    text = text_config(settings)
     text.num_hidden_layers = min(_LAYERS, text.num_hidden_layers)
     text.vocab_size, text.pad_token_id = _VOCABULARY, None
     if getattr(text, "layer_types", None):

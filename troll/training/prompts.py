@@ -39,12 +39,13 @@ def without_place(tokenizer: Any) -> Any:
 def prepare_rollouts(trainer: Any, model: Any) -> None:
     """Makes rollouts of all engines begin and end as texts do in evaluation.
 
-    Chat templates show a fixed date (`troll.common.tokenizers`). Responses end at the tokens that
-    `troll.tasks.prompts.end_ids` names. TRL's are the same, but vLLM would read them from the files that it
-    has loaded, which may differ from the trainer's tokenizer and model. Rejects ``generation_kwargs`` with
-    other end tokens.
+    Chat templates, also those of reward models, show a fixed date (`troll.common.tokenizers`). Responses end
+    at the tokens that `troll.tasks.prompts.end_ids` names. TRL's are the same, but vLLM would read them from
+    the files that it has loaded, which may differ from the trainer's tokenizer and model. Rejects
+    ``generation_kwargs`` with other end tokens.
     """
-    fix_date(trainer.processing_class)
+    for tokenizer in (trainer.processing_class, *(trainer.reward_processing_classes or ())):
+        fix_date(tokenizer)
     if trainer.chat_template is not None:  # TRL's own, for tools
         trainer.chat_template = with_fixed_date(trainer.chat_template)
     ends = end_ids(trainer.processing_class, model.generation_config)

@@ -1,6 +1,7 @@
 """Rewards of responses, and of the greedy responses that are the baseline of ReMax."""
 
 import copy
+import functools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ class RewardedTrainer(OrderedTrainer):
     signal: LearningSignal
     generated_samples: int
     generation_config: Any  # TRL's, as are those below
+    _tokens_of_tools: list[int] | None = None
     _metrics: dict[str, Any]
     _pending_metrics: dict[str, Any]
     _pending_extra_logs: dict[str, Any]
@@ -45,14 +47,34 @@ class RewardedTrainer(OrderedTrainer):
         value = torch.as_tensor(value, dtype=torch.float64, device=self.accelerator.device)
         self._metrics["train"][name].append(float(self.accelerator.reduce(value, "mean")))
 
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, ids: Any) -> Tensor:
-        rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, ids)
-        self._rewards_per_function = rewards
-        self._response_lengths = [len(response) for response in ids]
-        return rewards
+    def _generate(self, *prompts: Any, **options: Any) -> Any:
+        generated = super()._generate(*prompts, **options)
+        tool_masks = generated[2]
+        self._tokens_of_tools = None if tool_masks is None else [mask.count(0) for mask in tool_masks]
+        return generated
+
+    def record_rewards(self) -> None:
+        """Keeps what `_calculate_rewards` returns; to be called once, by the constructor.
+
+        The method of the object is wrapped, so that estimators see the rewards of a subclass that
+        overrides it.
+        """
+        calculate = self._calculate_rewards
+
+        @functools.wraps(calculate)
+        def recorded(inputs: Any, prompts: Any, completions: Any, ids: Any) -> Tensor:
+            rewards: Tensor = calculate(inputs, prompts, completions, ids)
+            self._rewards_per_function = rewards
+            of_tools = self._tokens_of_tools or [0] * len(ids)
+            self._response_lengths = [
+                len(response) - other for response, other in zip(ids, of_tools, strict=True)
+            ]
+            return rewards
+
+        self.__dict__["_calculate_rewards"] = recorded
 
     def response_lengths(self) -> Tensor:
-        """Tokens [B] of the responses that this process scored last, as sampled.
+        """Tokens [B] of the responses that this process scored last, as sampled, without those of tools.
 
         The masks of a batch do not tell them: with ``mask_truncated_completions`` they are 0 for a truncated
         response.

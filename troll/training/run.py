@@ -41,6 +41,7 @@ from troll.training.prompts import (
 from troll.training.supervised import rows_of
 from troll.training.tracking import TrackingCallback
 from troll.training.trainer import TrustRegionTrainer
+from troll.training.user_functions import Reward, answer_of, load_reward, load_tools
 
 PRETRAINING_ROWS = 2000
 
@@ -87,6 +88,7 @@ def trainer_config(config: RunConfig, out: Path, *, bfloat16: bool = False) -> T
         num_generations=training.responses_per_prompt if training.responses_per_prompt > 1 else responses,
         max_prompt_tokens=training.max_prompt_tokens if training.long_prompts == "cut" else None,
         max_completion_length=training.max_response_tokens,
+        max_tool_calling_iterations=training.tool_turns,
         temperature=training.temperature,
         top_p=1.0,
         top_k=0,
@@ -156,6 +158,8 @@ def reward_function(
     partial: bool = False,
     rehearsal: bool = False,
     thinking: str = "off",
+    own: Reward | None = None,
+    turns: bool = False,
 ) -> Any:
     """The task's verifier as a reward function of TRL; ``problems`` are keyed by ``task_id``.
 
@@ -163,23 +167,30 @@ def reward_function(
     TRL's messages, which lack what a response template takes for thoughts or calls of tools. With ``partial``
     credit, the share of responses whose reward is 1 is logged as well, as ``success``. In a rehearsal the
     verifier is called, but `coin` determines the reward: random models never succeed, so every gradient would
-    be zero otherwise.
+    be zero otherwise. ``own`` is a reward in place of the verifier's, which is then only logged. With
+    ``turns``, responses may call tools, and the last turn is judged.
     """
     in_thought = begins_thought(tokenizer, thinking=thinking)
 
     def success(
-        completion_ids: Sequence[Sequence[int]], task_id: Sequence[str], log_metric: Any = None, **_: Any
+        completion_ids: Sequence[Sequence[int]],
+        task_id: Sequence[str],
+        completions: Any = (),
+        log_metric: Any = None,
+        **_: Any,
     ) -> list[float]:
         of_responses = [problems[name] for name in task_id]
+        said = list(map(answer_of, completions)) if turns else response_texts(tokenizer, completion_ids)
         texts = [
-            judged_text(text, problem.prompt, in_thought=in_thought)
-            for text, problem in zip(response_texts(tokenizer, completion_ids), of_responses, strict=True)
+            judged_text(text, problem.prompt, in_thought=in_thought and not turns)
+            for text, problem in zip(said, of_responses, strict=True)
         ]
-        rewards = task.reward(of_responses, texts)
+        verdicts = task.reward(of_responses, texts)
+        rewards = verdicts if own is None else own(of_responses, texts)
         if rehearsal:
-            rewards = [coin(name, text) for name, text in zip(task_id, texts, strict=True)]
+            rewards = verdicts = [coin(name, text) for name, text in zip(task_id, texts, strict=True)]
         if partial:
-            log_metric("success", sum(reward == 1.0 for reward in rewards) / len(rewards))
+            log_metric("success", sum(verdict == 1.0 for verdict in verdicts) / len(verdicts))
         return rewards
 
     return success
@@ -273,7 +284,8 @@ def train_run(
         )
     limited = config.model_copy(update={"training": training.within_epochs(len(train))})
     trainer_directory, precision = out / "trainer", precision_beside(base)
-    partial = any(SCORED in item.record for item in train)
+    own, tools = load_reward(training.reward), load_tools(training.tools, tokenizer)
+    partial = own is not None or any(SCORED in item.record for item in train)
     trainer = TrustRegionTrainer(
         load_model(base, dtype=torch.float32),
         reward_function(
@@ -283,12 +295,15 @@ def train_run(
             partial=partial,
             rehearsal=config.rehearsal,
             thinking=config.thinking,
+            own=own,
+            turns=tools is not None,
         ),
         args=trainer_config(limited, trainer_directory, bfloat16=in_bfloat16(precision)),
         train_dataset=Dataset.from_list(_rows(train, tokenizer)),
         eval_dataset=Dataset.from_list(_rows(validation, tokenizer)) if validation else None,
         processing_class=tokenizer,
         pretraining_rows=_pretraining_rows(config, tokenizer),
+        tools=tools,
     )
     metrics = MetricsCallback(out / "metrics.jsonl", training.steps_per_batch)
     checkpoints = CheckpointCallback(digest_of_json(config.model_dump()), metrics, training.checkpoints_kept)

@@ -1,6 +1,6 @@
 """Trains the language model of a model of text and images, where the data set holds only text."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from transformers import AutoProcessor, ProcessorMixin
@@ -16,7 +16,8 @@ def as_text_model(model: Any, args: Any, given: Mapping[str, Any]) -> dict[str, 
     As in TRL, the processor is loaded by the model's name if none is given.
 
     Raises:
-        UserError: a data set holds images, or the processor has no tokenizer.
+        UserError: the first row of a data set holds images (for others see `check_text`), or the processor
+            has no tokenizer.
     """
     processor = given.get("processing_class")
     if processor is None:
@@ -34,8 +35,8 @@ def as_text_model(model: Any, args: Any, given: Mapping[str, Any]) -> dict[str, 
     for name in ("train_dataset", "eval_dataset"):
         data = given.get(name)
         sets = data if isinstance(data, Mapping) and not hasattr(data, "column_names") else {name: data}
-        if any(_has_images(one) for one in sets.values()):
-            raise UserError(f"{name}: holds images, but this trainer only supports text; leave them out")
+        for one in sets.values():
+            check_text(name, [] if one is None else [next(iter(one), {})])
     if tokenizer is None:
         raise UserError(
             f"processing_class is a {kind} without a tokenizer, but this trainer only supports text; pass "
@@ -44,9 +45,13 @@ def as_text_model(model: Any, args: Any, given: Mapping[str, Any]) -> dict[str, 
     return {**given, "processing_class": tokenizer}
 
 
-def _has_images(data: Any) -> bool:
-    """Whether a data set has a column of images, or its first prompt an image among its parts."""
-    row: Mapping[str, Any] = next(iter(data), {}) if data is not None else {}
+def check_text(where: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Rejects rows of a data set with an image, in a column of its own or among the parts of the prompt."""
+    if any(_has_image(row) for row in rows):
+        raise UserError(f"{where}: holds images, but this trainer only supports text; leave them out")
+
+
+def _has_image(row: Mapping[str, Any]) -> bool:
     prompt = row.get("prompt")
     turns = prompt if isinstance(prompt, list) else []
     parts = [turn.get("content") for turn in turns if isinstance(turn, Mapping)]

@@ -31,6 +31,7 @@ from torch import Tensor
 from troll.algorithms.advantages import Estimator
 from troll.algorithms.trust_regions import ConstraintCheck, TrustRegion
 from troll.common.errors import UserError
+from troll.common.models import text_config
 from troll.common.seeding import derive_seed
 from troll.training.agreement import Agreement
 from troll.training.batches import loss_mask, parts_within
@@ -51,7 +52,7 @@ from troll.training.prompts import prepare_rollouts
 from troll.training.reference_kl import ReferenceKL, match_reference
 from troll.training.rewards import check_greedy
 from troll.training.scoring import ScoringTrainer
-from troll.training.text_only import as_text_model
+from troll.training.text_only import as_text_model, check_text
 from troll.training.trl_metrics import TrlMetrics
 from troll.training.trl_options import check_model
 from troll.training.trl_parts import GRPOTrainer
@@ -87,16 +88,18 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
     ) -> None:
         args = _configuration(args, model)
         self.method = resolve(args)  # again, because attributes of args may have been changed since
+        args = _with_reference(args, self.method)
         self.entropy_bonus = EntropyBonus(args)
         kwargs = as_text_model(model, args, _by_name(more, kwargs))
-        super().__init__(model, reward_funcs, _with_reference(args, self.method), **kwargs)
+        super().__init__(model, reward_funcs, args, **kwargs)
+        self.record_rewards()
         base = self._prepare_model()
         self.trust_region = TrustRegion(self.method.rule, self.method.rule_settings)
         self.estimator = self._make_estimator()
         self.diagnostics, self.constraint_check = Diagnostics(self.accelerator), ConstraintCheck()
         self.trl_metrics = TrlMetrics(self.trust_region, self.accelerator)
         self.agreement = Agreement(self.accelerator, lambda: self.noise, self._is_precise)
-        self.old_policy = OldPolicy(self.args, base.config.get_text_config().vocab_size, self.accelerator)
+        self.old_policy = OldPolicy(self.args, text_config(base.config).vocab_size, self.accelerator)
         self.policy_lag = self._make_policy_lag()
         self.critic = self._make_critic()
         self.reference_kl = self._make_reference_kl()
@@ -165,7 +168,7 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
             critic=self.critic,
             reference_kl=self.reference_kl,
             overlong=self.method.overlong,
-            limit=self.max_completion_length,
+            limit=lambda: self.max_completion_length,
             needs_group_rewards=self.trust_region.needs_group_rewards,
             accelerator=self.accelerator,
             report=self._report,
@@ -196,8 +199,12 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
         """Resets what belongs to one call of `train`."""
         super().begin_run()
         self.whole_step.begin_run()
+        self.policy_loss.begin_run()
+        if self.critic is not None:
+            self.critic.begin_run()
         self.trust_region.start_batch()
         self.diagnostics.summary()
+        self._metrics["train"].clear()
         self._learnt_parts = []
 
     # Rollouts
@@ -217,6 +224,7 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
         else:
             batch, step = self.rollout_batch, self.state.global_step
             output = self.dynamic_sampler.fill(inputs, self._sample, batch=batch, step=step)
+            self._report("trained_reward", output["rewards"].mean())  # "reward" is that of all samples
         on_policy = LOG_PROBS not in output
         if self.reference_kl is not None:
             output = self._with_old_policy(output)
@@ -237,13 +245,12 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
         corrected = self.use_vllm and self.vllm_importance_sampling_correction
         # TRL's condition (grpo_trainer.py) for scoring the old policy: otherwise it equals the new policy.
         scored = self.args.gradient_accumulation_steps % self._generate_every != 0 or corrected
+        check_text("the data set", inputs)
         # In bfloat16 on a CPU, weights are cast once for a rollout, not for each token.
         casts = self.accelerator.autocast() if self.args.bf16 and self.args.use_cpu else nullcontext()
         with self.old_policy.recording(scored) as recorded, casts:
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         output |= recorded
-        if "pixel_values" in output:
-            raise UserError("TrustRegionTrainer only supports text; leave images out of the data set")
         output["rewards"], output["response_lengths"] = (
             self.total_rewards(len(inputs)),
             self.response_lengths(),
@@ -275,6 +282,7 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """The loss of a micro-batch; only its last part is left for TRL to run backward through."""
+        self.follow_args()
         *first, last = self._parts(model, inputs)
         before = torch.zeros((), device=self.accelerator.device)
         micro_batches = self._micro_batches if self.model.training else 1

@@ -25,6 +25,10 @@ class TrlMetrics:
 
     def __init__(self, trust_region: TrustRegion, accelerator: Accelerator) -> None:
         self._trust_region, self._accelerator = trust_region, accelerator
+        self.reset()
+
+    def reset(self) -> None:
+        """Drops what has been added since the last `summary`."""
         self._sums: dict[str, Tensor] = {}  # [2] each: sum and count
         self._largest: dict[str, Tensor] = {}
 
@@ -75,5 +79,5 @@ class TrlMetrics:
             for name, value in zip(self._largest, largest.tolist(), strict=True):
                 if value > -torch.inf:
                     found[name] = -value if name.endswith("low_min") else value
-        self._sums, self._largest = {}, {}
+        self.reset()
         return found

@@ -10,11 +10,21 @@ from typing import Any
 
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
+from trl.chat_template_utils import add_response_schema
 from trl.trainer.utils import RepeatSampler
 
 from troll.common.errors import UserError
 
-__all__ = ["ADDED", "DROPPED", "GRPOConfig", "GRPOTrainer", "RepeatSampler", "check_parts", "option"]
+__all__ = [
+    "ADDED",
+    "DROPPED",
+    "GRPOConfig",
+    "GRPOTrainer",
+    "RepeatSampler",
+    "add_response_schema",
+    "check_parts",
+    "option",
+]
 
 METHODS: Mapping[type, tuple[str, ...]] = {
     GRPOTrainer: (

@@ -24,7 +24,7 @@ from troll.algorithms.backends import takes_triton
 from troll.algorithms.divergences import kl_divergence
 from troll.algorithms.registry import Entry, Registry
 from troll.algorithms.trust_regions.metrics import check_metrics
-from troll.algorithms.trust_regions.rule_files import load_rule, names_a_file
+from troll.algorithms.trust_regions.rule_files import load_rule
 from troll.algorithms.trust_regions.types import (
     GroupRewards,
     Rule,
@@ -37,6 +37,7 @@ from troll.algorithms.trust_regions.types import (
 )
 from troll.common.errors import UserError
 from troll.common.settings import keyword_settings
+from troll.common.user_files import names_a_file
 
 
 class Controller(Protocol):

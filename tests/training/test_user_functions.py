@@ -1,0 +1,208 @@
+"""Rewards and tools in files of the user: the examples of docs/adding.md, in runs."""
+
+import json
+import re
+import shutil
+
+import pytest
+from run_cases import metrics, weights
+from trl.chat_template_utils import qwen3_chat_template
+
+from troll.common.errors import UserError
+from troll.common.user_files import load_callable
+from troll.experiment.files import parse_experiment, read_run_file
+from troll.tasks.registry import get_task
+from troll.training import run as training_run
+from troll.training.batches import loss_mask
+from troll.training.run import train_run
+from troll.training.trainer import TrustRegionTrainer
+from troll.training.user_functions import load_reward, load_tools
+
+
+@pytest.fixture
+def own_file(repository, tmp_path):
+    """Writes an example of the page to a file."""
+    page = (repository / "docs/adding.md").read_text()
+    blocks = re.findall(r"```python\n# file: (my_\w+\.py)\n(.*?)```", page, re.DOTALL)
+
+    def write(name):
+        path = tmp_path / name
+        path.write_text(dict(blocks)[name])
+        return str(path)
+
+    return write
+
+
+SMALL = {"rollout_batches": 2, "prompts_per_batch": 2, "responses_per_prompt": 4, "mini_batches": 2}
+
+
+def trained(configure, base, data, out, **changes):
+    config = read_run_file(configure(out, **SMALL | changes) / "run.yaml")
+    train_run(config, base, data, out)
+    return metrics(out)
+
+
+def test_a_reward_model_is_trained_on_and_the_verifier_is_logged(
+    configure, tiny_base, run_data, own_file, tmp_path
+):
+    name = f"{own_file('my_rewards.py')}:noisy_verifier"
+    rows = trained(configure, tiny_base, run_data, tmp_path, reward=name, validate_every=1)
+    first, last = rows[0], rows[-1]
+    assert first["success"] == first["validation_success"] == 0.0, "a random model solves nothing"
+    assert first["reward"] != 0 and abs(first["reward"]) < 0.5 and last["validation_reward"] != 0
+    assert first["groups_without_signal"] == 0 and first["grad_norm"] > 0
+    problems = get_task("chains").load(run_data / "train.jsonl")[:2]
+    reward = load_reward(name)
+    right = [f"\\boxed{{{problem.answer}}}" for problem in problems]
+    assert min(reward(problems, right)) > 0.3 and reward(problems, right) == reward(problems, right)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return [1.0]", r"returned '\[1.0\]' for 2 responses"),
+        ("return [1.0, float('nan')]", "a finite number for each"),
+        ("return None", "returned 'None'"),
+        ("return ['right', 'wrong']", "a finite number for each"),
+    ],
+)
+def test_a_reward_that_is_no_number_for_each_response_is_refused(tmp_path, body, message):
+    (tmp_path / "bad.py").write_text(f"def reward(problems, responses):\n    {body}\n")
+    with pytest.raises(UserError, match=message) as caught:
+        load_reward(f"{tmp_path}/bad.py:reward")(["a", "b"], ["", ""])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_module_may_be_the_reward(tmp_path):
+    source = "import torch\nclass Length(torch.nn.Module):\n    def forward(self, problems, texts):\n"
+    source += "        return torch.tensor([float(len(t)) for t in texts])\nlength = Length()\n"
+    (tmp_path / "model.py").write_text(source)
+    assert load_reward(f"{tmp_path}/model.py:length")(["a", "b"], ["one", ""]) == [3.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [("3 + 4 * 2", "11"), ("-3*2 - 4", "-10"), ("7", "7"), ("2*3*4-5*6+1", "-5")],
+)
+def test_the_calculator_calculates(own_file, expression, result):
+    assert load_callable(f"{own_file('my_tools.py')}:calculator", "")(expression) == result
+
+
+@pytest.mark.parametrize(
+    "hostile", ["__import__('os')", "1 +", "", "9" * 10, "1" + "+1" * 21, "2**9", "٣", 5, None]
+)
+def test_the_calculator_refuses_all_else(own_file, hostile):
+    with pytest.raises((ValueError, TypeError)):
+        load_callable(f"{own_file('my_tools.py')}:calculator", "")(hostile)
+
+
+def call(expression):
+    arguments = json.dumps({"expression": expression})
+    return f'<tool_call>\n{{"name": "calculator", "arguments": {arguments}}}\n</tool_call>'
+
+
+class Scripted(TrustRegionTrainer):
+    """A policy that calls the calculator and answers with its result, or one more in odd rows."""
+
+    problems: dict
+    seen: list
+    interrupt_at = None
+
+    def _generate_single_turn(self, prompt_ids, *_, **__):
+        if self.interrupt_at == self.rollout_batch and self.model.training:
+            raise KeyboardInterrupt
+        texts = self.processing_class.batch_decode(prompt_ids)
+        said = [self.said(number, text) for number, text in enumerate(texts)]
+        end = self.processing_class.eos_token_id
+        return [[*self.processing_class(text).input_ids, end] for text in said], None
+
+    def said(self, number, text):
+        if result := re.search(r"<tool_response>\n(-?\d+)\n</tool_response>", text):
+            return f"\\boxed{{{int(result[1]) + number % 2}}}"
+        answer = next(problem.answer for problem in self.problems if problem.prompt.strip() in text)
+        return call("__import__('os')" if number == 3 else f"{answer} + 0")
+
+    def _compute_loss(self, model, inputs):
+        self.seen.append(inputs)
+        return super()._compute_loss(model, inputs)
+
+
+@pytest.fixture
+def with_tools(tiny_base, run_data, own_file, tmp_path, monkeypatch):
+    """A base model whose chat template has tools, and the name of the calculator."""
+    base = tmp_path / "chat"
+    shutil.copytree(tiny_base, base)
+    (base / "chat_template.jinja").write_text(qwen3_chat_template)
+    facts = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(facts | {"max_position_embeddings": 8192}))
+    task = get_task("chains")
+    files = (run_data / f"{split}.jsonl" for split in ("train", "validation"))
+    Scripted.problems = [problem for file in files for problem in task.load(file)]
+    Scripted.seen, Scripted.interrupt_at = [], None
+    monkeypatch.setattr(training_run, "TrustRegionTrainer", Scripted)
+    return base, [f"{own_file('my_tools.py')}:calculator"]
+
+
+def test_a_response_calls_a_tool_and_only_what_was_sampled_is_trained_on(
+    configure, run_data, with_tools, tmp_path
+):
+    base, tools = with_tools
+    options = {"tools": tools, "max_response_tokens": 400, "overlong": {"buffer": 100}, "validate_every": 1}
+    rows = trained(configure, base, run_data, tmp_path / "run", **options)
+    # Odd rows are wrong; one reads an error in place of a result, and calls again.
+    assert rows[0]["success"] == 0.5 and rows[0]["tools/call_frequency"] > 1
+    assert 0 < rows[0]["tools/failure_frequency"] < 1 and rows[0]["validation_success"] > 0
+    tokenizer = training_run.load_policy_tokenizer(base)
+    for inputs in Scripted.seen:
+        for ids, mask, kept, length in zip(
+            inputs["completion_ids"],
+            loss_mask(inputs).bool(),
+            inputs["completion_mask"].bool(),
+            inputs["response_lengths"].tolist(),
+            strict=True,
+        ):
+            text, sampled = tokenizer.decode(ids[kept]), tokenizer.decode(ids[mask])
+            assert "<tool_response>" in text and "<tool_response>" not in sampled
+            assert "<tool_call>" in sampled and length == int(mask.sum()) < int(kept.sum())
+
+
+def test_a_run_with_tools_resumes_exactly(configure, run_data, with_tools, tmp_path):
+    base, tools = with_tools
+    options = {"tools": tools, "max_response_tokens": 400, "checkpoint_every": 1, "validate_every": 0}
+    whole = trained(configure, base, run_data, tmp_path / "whole", **options)
+    Scripted.interrupt_at = 1
+    with pytest.raises(KeyboardInterrupt):
+        trained(configure, base, run_data, tmp_path / "cut", **options)
+    Scripted.interrupt_at = None
+    assert trained(configure, base, run_data, tmp_path / "cut", **options) == whole
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+
+
+def test_tools_that_cannot_be_used_are_refused(tiny_base, own_file, tmp_path):
+    tokenizer = training_run.load_policy_tokenizer(tiny_base)
+    with pytest.raises(UserError, match="cannot read calls of tools with the chat template"):
+        load_tools([f"{own_file('my_tools.py')}:calculator"], tokenizer)
+    (tmp_path / "bare.py").write_text("def tool(x):\n    return x\n")
+    with pytest.raises(UserError, match=r"training.tools: .*bare.py:tool: .*docstring") as caught:
+        load_tools([f"{tmp_path}/bare.py:tool"], tokenizer)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({"reward": "nothing"}, r"training.reward: 'nothing' names no file; expected my_file.py:my_function"),
+        ({"reward": "{}:noisy_verifer"}, "training.reward: .* did you mean 'noisy_verifier'"),
+        ({"tools": ["none.py:f"]}, "training.tools: none.py: no such file"),
+        ({"tools": ["{}:noisy_verifier"]}, "training.tools need a model with a chat template"),
+    ],
+)
+def test_an_experiment_that_names_what_cannot_be_used_is_refused(repository, own_file, training, message):
+    import yaml
+
+    path = own_file("my_rewards.py")
+    data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
+    data["training"] |= json.loads(json.dumps(training).replace("{}", path))
+    with pytest.raises(UserError, match=message) as caught:
+        parse_experiment(data, "reduced")
+    assert "\n" not in str(caught.value)
