@@ -45,7 +45,7 @@ def configure(repository):
 def make(tiny_base, tmp_path):
     """Builds a trainer of either kind on a fresh copy of the tiny model."""
 
-    def build(kind, *, steps=4, config=None, reward=digits, base=None, model=None, prompts=PROMPTS, **ours):
+    def build(kind, *, steps=4, config=None, reward=digits, base=None, model=None, data=None, **ours):
         arguments = {
             "output_dir": str(tmp_path / kind.__name__),
             "per_device_train_batch_size": 4,
@@ -72,8 +72,8 @@ def make(tiny_base, tmp_path):
             reward,
             arguments | (config or {}),
             ours,
-            train_dataset=Dataset.from_dict({"prompt": prompts * 4}),
-            processing_class=load_tokenizer(tiny_base),
+            train_dataset=data or Dataset.from_dict({"prompt": PROMPTS * 4}),
+            processing_class=ours.pop("tokenizer", None) or load_tokenizer(tiny_base),
         )
 
     return build

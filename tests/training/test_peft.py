@@ -135,7 +135,9 @@ def test_virtual_tokens_learn_what_they_learn_with_trl(make, kind):
             steps=6,
             config={"learning_rate": 5.0, "optim": "sgd"},
             peft_config=VIRTUAL[kind](),
-            prompts=PROMPTS[:1],  # without padding, which TRL counts among the positions
+            data=Dataset.from_dict(
+                {"prompt": PROMPTS[:1] * 4}
+            ),  # without padding, which TRL counts among the positions
             **rule,
         )
         before = adapters(trainer)
