@@ -236,7 +236,7 @@ def resolve(experiment: Experiment, run: Run) -> RunConfig:
     """Returns everything that defines a run, including defaults: the contents of its run.yaml."""
     from troll.algorithms.advantages import ESTIMATORS
     from troll.algorithms.trust_regions import TRUST_REGIONS
-    from troll.common.user_files import file_digest
+    from troll.algorithms.user_files import file_digest
 
     training = experiment.training_of(run)
     trust_region, estimator = experiment.trust_regions[run.trust_region], experiment.estimators[run.estimator]
