@@ -69,21 +69,36 @@ def take_or_make(
     stored with the files, as JSON. Returns the cached entry, or None if the files were made. If the cache
     cannot be written, prints a message and continues.
     """
+    here = False  # whether the files were made
 
-    def taken(entry: Path, plain: Mapping[str, Any]) -> Taken | None:
-        return _take(entry, plain, files)
+    def made(entry_files: Path) -> Mapping[str, Any]:
+        nonlocal here
+        facts, here = make(), True
+        shutil.copytree(files, entry_files, copy_function=shutil.copyfile, dirs_exist_ok=True)
+        return facts
 
-    def kept(entry: Path, plain: Mapping[str, Any]) -> None:
-        made = make()
+    try:
+        cached = keep(name, identity, made)
+    except OSError as error:
+        if not here or (place := shared_place()) is None:
+            raise
+        entry = _entry(place, name, identity)[1]
+        say(f"{entry}: cannot be written ({error.strerror}), so it is not kept there")
+        return None
+    if here:
+        return None
+    if cached is not None:
+        facts = read_json(cached.entry / _RECORD)["files"]
         try:
-            _clear(entry)
-            with fresh_directory(entry / _FILES) as temporary:
-                shutil.copytree(files, temporary, copy_function=shutil.copyfile, dirs_exist_ok=True)
-            _write_record(entry, plain, made)
-        except OSError as error:
-            say(f"{entry}: cannot be written ({error.strerror}), so it is not kept there")
-
-    return _obtain(name, identity, taken, kept, make)
+            with fresh_directory(files) as temporary:
+                shutil.copytree(cached.files, temporary, copy_function=shutil.copyfile, dirs_exist_ok=True)
+                if (problem := damage(temporary, facts)) is not None:  # changed after it was verified
+                    raise _DamagedError(problem)
+            return cached
+        except _DamagedError as problem:
+            say(f"{cached.entry}: {problem}; it is made again")
+    make()
+    return None
 
 
 def keep(name: str, identity: Mapping[str, Any], make: Callable[[Path], Mapping[str, Any]]) -> Taken | None:
@@ -92,49 +107,28 @@ def keep(name: str, identity: Mapping[str, Any], make: Callable[[Path], Mapping[
     ``name`` and ``identity`` are those of `take_or_make`; ``make`` creates the files in the given directory.
     None if the cache is disabled or cannot be written.
     """
-
-    def taken(entry: Path, plain: Mapping[str, Any]) -> Taken | None:
-        record = _whole(entry, plain)
-        return None if record is None else Taken(entry, record["made"])
-
-    def kept(entry: Path, plain: Mapping[str, Any]) -> Taken:
-        _clear(entry)
-        with fresh_directory(entry / _FILES) as temporary:
-            made = make(temporary)
-        return Taken(entry, _write_record(entry, plain, made)["made"])
-
-    return _obtain(name, identity, taken, kept, lambda: None)
-
-
-def _obtain(
-    name: str,
-    identity: Mapping[str, Any],
-    take: Callable[[Path, Mapping[str, Any]], Taken | None],
-    make: Callable[[Path, Mapping[str, Any]], Taken | None],
-    without: Callable[[], object],
-) -> Taken | None:
-    """Takes an existing entry or makes it; calls ``without`` if the cache is disabled or read-only."""
     place = shared_place()
     if place is None:
-        without()
         return None
     plain, entry = _entry(place, name, identity)
     with suppress(_DamagedError):  # without the lock, so a read-only cache can be used
-        if (taken := take(entry, plain)) is not None:
-            return taken
+        if (record := _whole(entry, plain)) is not None:
+            return Taken(entry, record["made"])
     with ExitStack() as stack:
         try:
             stack.enter_context(only_writer(entry))
         except OSError as error:
             say(f"{place}: cannot be written ({error.strerror}), so nothing is kept there")
-            without()
             return None
         try:
-            if (taken := take(entry, plain)) is not None:
-                return taken
+            if (record := _whole(entry, plain)) is not None:
+                return Taken(entry, record["made"])
         except _DamagedError as problem:
             say(f"{entry}: {problem}; it is made again")
-        return make(entry, plain)
+        _clear(entry)
+        with fresh_directory(entry / _FILES) as temporary:
+            made = make(temporary)
+        return Taken(entry, _write_record(entry, plain, made)["made"])
 
 
 def entry_of(name: str, identity: Mapping[str, Any]) -> Path | None:
@@ -177,21 +171,6 @@ def _whole(entry: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
     if problem is not None:
         raise _DamagedError(problem)
     return dict(record)
-
-
-def _take(entry: Path, identity: Mapping[str, Any], files: Path) -> Taken | None:
-    """Copies an entry's files and verifies the copies; None if there is no entry."""
-    record = _whole(entry, identity)
-    if record is None:
-        return None
-    facts: Mapping[str, Mapping[str, Any]] = record["files"]
-    with fresh_directory(files) as temporary:
-        for name in facts:
-            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(entry / _FILES / name, temporary / name)
-        if (problem := damage(temporary, facts)) is not None:  # changed after the first verification
-            raise _DamagedError(problem)
-    return Taken(entry, record["made"])
 
 
 def _clear(entry: Path) -> None:
