@@ -223,6 +223,37 @@ def test_the_first_table_says_where_base_clip_and_troll_ended_and_at_which_rate(
     assert ", learning rate 0.0003" in row and f"{len(used)} settings of 1 task |" in row
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "within", "outcome", "answer"),
+    [
+        (0.01, 0.05, False, "succeeded", "**above**"),
+        (-0.05, -0.01, False, "failed", "**below**"),
+        (-0.005, 0.009, True, "failed", "**level**"),
+        (-0.005, 0.03, False, "failed", "**not decided**"),
+        (0.01, 0.05, False, "exploratory", "**above** (exploratory)"),
+    ],
+)
+def test_the_fixed_sequence_stands_in_the_first_table_whichever_way_it_falls(
+    runs: pd.DataFrame, tmp_path: Path, low: float, high: float, within: bool, outcome: str, answer: str
+) -> None:
+    row = {"test": 1, "endpoint": "auc", "condition": "stale", "tasks": "both", "seeds": 12}
+    row |= {"difference": (low + high) / 2, "difference_low": low, "difference_high": high}
+    (tmp_path / "smollm2-rates").mkdir()
+    pd.DataFrame([row | {"within": within, "outcome": outcome}]).to_csv(
+        tmp_path / "smollm2-rates/sequence.csv"
+    )
+    cut = runs[runs["metric"] == "pass@1"].assign(
+        metric="summary/mean/clip_fraction", value=0.08, source="summary"
+    )
+    others = runs[runs["metric"] != "summary/mean/clip_fraction"]
+    both = pd.concat([others, cut]).assign(experiment="smollm2-rates")
+    (line,) = (line for line in front([], tmp_path, both).splitlines() if "135M" in line)
+    assert f"| {answer} |" in line and "clip cuts 8.0 % of tokens" in line and ", 12 seeds |" in line
+    tested = runs[(runs["source"] == "test") & (runs["metric"] == "pass@1") & (runs["condition"] == "stale")]
+    clip = tested[(tested["trust_region"] == "clip") & (tested["task"] == "chains")]["value"].mean()
+    assert f"clip {100 * clip:.0f}, TROLL" in line and "chains: base " in line
+
+
 def test_settings_of_a_condition_are_told_together(main, items):
     lines = [line for line in sentences(main, items) if "together" in line]
     table = aggregate_table(items).set_index("condition")

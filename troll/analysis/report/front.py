@@ -1,6 +1,6 @@
 """The first table of the README: what was compared, at which rate, where both ended, and the difference."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -65,6 +65,7 @@ def front(judged: Sequence[ClaimVerdict], results: Path, runs: pd.DataFrame) -> 
     rows = [_claim(item, known[item.claim], runs) for item in QUESTIONS if item.claim in known]
     # Below the testbed's: what is asked next.
     rows[2:2] = _duel(results / "duel")
+    rows += _rates_sequence(results / "smollm2-rates", runs)
     rows += _step(results / "gpu")
     header = [
         "| What was compared | Test pass@1 in % | TROLL minus clip | TROLL is | Command |",
@@ -121,7 +122,13 @@ def _rows_of(
 def _ends(verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
     """Where base model, baseline and method ended, by task: means over the claim's settings and seeds."""
     ended = _rows_of(verdict, runs)
-    names = {BASE: "base", str(verdict.claim.baseline): "clip", verdict.claim.trust_region: "TROLL"}
+    return _by_task(
+        ended, {BASE: "base", str(verdict.claim.baseline): "clip", verdict.claim.trust_region: "TROLL"}
+    )
+
+
+def _by_task(ended: pd.DataFrame, names: Mapping[str, str]) -> str:
+    """Means by task of the trust regions in ``names``, in percent and under the names given there."""
     parts = []
     for task, rows in ended.groupby("task", sort=True, observed=True):
         means = rows.groupby("trust_region", observed=True)["value"].mean()
@@ -146,6 +153,36 @@ def _cut(verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
     rows = _rows_of(verdict, runs, "summary/mean/clip_fraction", "summary")
     shares = rows.loc[rows["trust_region"] == str(verdict.claim.baseline), "value"]
     return f"; clip cuts {100 * shares.mean():.1f} % of tokens" if len(shares) else ""
+
+
+def _rates_sequence(directory: Path, runs: pd.DataFrame) -> Iterator[str]:
+    """The first two tests of a fixed sequence: mean height of the training curve, at either learning rate."""
+    path = directory / "sequence.csv"
+    if not path.exists():
+        return
+    tests = pd.read_csv(path)
+    own = runs[runs["experiment"] == directory.name]
+    for _, test in tests[(tests["tasks"] == "both") & (tests["endpoint"] == "auc")].iloc[:2].iterrows():
+        side = (
+            "above" if test["difference_low"] > 0 else "below" if test["difference_high"] < 0 else "undecided"
+        )
+        answer = _OUTCOMES["within" if side == "undecided" and test["within"] else side]
+        at_rate = own[own["condition"].isin([test["condition"], ""])]
+        share = at_rate[
+            (at_rate["metric"] == "summary/mean/clip_fraction") & (at_rate["trust_region"] == "clip")
+        ]
+        tested = at_rate[(at_rate["metric"] == "pass@1") & (at_rate["source"] == "test")]
+        rate = test["condition"].replace("rate-", "learning rate ")
+        yield _row(
+            f"A pretrained model of 135M parameters, three passes, {rate}; clip cuts"
+            f" {100 * share['value'].mean():.1f} % of tokens "
+            "([every test](results/released/smollm2-rates/sequence.csv))",
+            _by_task(tested, {BASE: "base", "clip": "clip", "troll": "TROLL"}),
+            f"{points(test['difference'])} {bracketed(test, 'difference')} points of mean height of the "
+            f"training curve, {int(test['seeds'])} seeds",
+            answer if test["outcome"] != "exploratory" else f"{answer} (exploratory)",
+            "`troll run workflow/config/smollm2-rates.yaml --repeat`",
+        )
 
 
 def _duel(directory: Path) -> Iterator[str]:
