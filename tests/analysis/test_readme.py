@@ -220,6 +220,11 @@ def test_the_first_table_says_where_base_clip_and_troll_ended_and_at_which_rate(
             ]
         ends[name] = f"{100 * of_rule['value'].mean():.0f}"
     assert f"| chains: base {ends['base']}, clip {ends['clip']}, TROLL {ends['troll']} |" in row
+    alone = tested[(tested["trust_region"] == "troll") & (tested["seed"] == 0)].index
+    lonely = front(judged, tmp_path, recorded.drop(alone)).splitlines()[2]
+    kept = tested[(tested["seed"] != 0) & (tested["trust_region"] == "clip")]
+    kept = kept[[key in places for key in zip(kept["estimator"], kept["condition"], strict=True)]]
+    assert f"clip {100 * kept['value'].mean():.0f}, TROLL" in lonely, "of the seeds that both have"
     assert ", learning rate 0.0003" in row and f"{len(used)} settings of 1 task |" in row
 
 

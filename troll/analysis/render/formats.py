@@ -125,6 +125,7 @@ STYLES: Mapping[str, Style] = {
     "disagreements": Style("Disagreements", whole),
     "base": Style("Base (%)", percent),
     "baseline": Style("Baseline (%)", percent),
+    "baseline_auc": Style("Mean height, baseline (%)", percent),
     "method": Style("Method (%)", percent),
     "difference": Style("Δ pass@1 (points)", points),
     "reading": Style("Reading"),

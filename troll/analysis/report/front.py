@@ -120,8 +120,12 @@ def _rows_of(
 
 
 def _ends(verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
-    """Where base model, baseline and method ended, by task: means over the claim's settings and seeds."""
+    """Where base model, baseline and method ended, by task: means over the runs that have their pair."""
     ended = _rows_of(verdict, runs)
+    of_base = ended["trust_region"] == BASE
+    run = ["experiment", "model", "task", "estimator", "condition", "seed"]
+    rules = ended[~of_base].groupby(run, observed=True)["trust_region"].transform("nunique")
+    ended = ended[of_base | (rules.reindex(ended.index) == 2)]
     return _by_task(
         ended, {BASE: "base", str(verdict.claim.baseline): "clip", verdict.claim.trust_region: "TROLL"}
     )
