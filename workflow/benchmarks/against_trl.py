@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from statistics import median
+from typing import Any
 
 KINDS = ("trl", "clip", "troll")
 PROMPT, ITERATIONS = 16, 4
@@ -44,23 +45,23 @@ def measure(kind: str, vocabulary: int, responses: int, tokens: int, batches: in
     class Timer(TrainerCallback):
         begun = 0.0
 
-        def on_step_begin(self, args, state, control, **_):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             self.begun = time.process_time()
 
-        def on_step_end(self, args, state, control, **_):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if (state.global_step - 1) % ITERATIONS and state.global_step > ITERATIONS:
                 seconds.append(time.process_time() - self.begun)
 
     base = GRPOTrainer if kind == "trl" else TrustRegionTrainer
 
     class Random(base):  # type: ignore[misc, valid-type]
-        def _generate_single_turn(self, prompt_ids, *_, **__):
+        def _generate_single_turn(self, prompt_ids: Any, *_: Any, **__: Any) -> Any:
             return torch.randint(1, vocabulary, (len(prompt_ids), tokens)).tolist(), None
 
-    def reward(completion_ids, **_):
+    def reward(completion_ids: Any, **_: Any) -> list[float]:
         return [ids[0] / vocabulary for ids in completion_ids]
 
-    options = {
+    options: dict[str, Any] = {
         "per_device_train_batch_size": responses,
         "steps_per_generation": 1,
         "num_generations": responses,
