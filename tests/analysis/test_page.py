@@ -84,7 +84,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_the_page_begins_with_its_question_and_the_picture_that_answers_it(text: str) -> None:
     opening = text[text.index("<h1>") : text.index("<h2>Verdicts</h2>")]
-    assert "<h1>Does TROLL help when rollouts are stale?</h1>" in opening
+    assert "<h1>Does TROLL end above clip when rollouts are stale?</h1>" in opening
     assert opening.index('alt="Differences from PPO-clip"') < opening.index("6 of 9 planned runs")
     assert text.count('alt="Differences from PPO-clip"') == 1, "shown once"
 
@@ -228,7 +228,7 @@ def test_the_list_of_results_asks_answers_and_says_how_to_make_them(tmp_path: Pa
     text = index(tmp_path, {"mine": known, "testbed": known})
     lines = [line for line in text.splitlines() if line.startswith("| [")]
     assert lines == [
-        "| [Does TROLL help when rollouts are stale?](testbed/README.md) |  | 2 (2 seeds) "
+        "| [Does TROLL end above clip when rollouts are stale?](testbed/README.md) |  | 2 (2 seeds) "
         "| `make results SEEDS=0,1,2,3,4` |",
         "| [Can the graders be trusted?](graders/audit.md) | **No**: the audit failed |  | `make audit` |",
         "| [Mine](mine/README.md) | `mine` | 2 (2 seeds) |  |",

@@ -165,6 +165,7 @@ OPTIONS = {
     "dynamic sampling": ({"estimator": "grpo", "dynamic_sampling": {}}, {}),
     "overlong": ({"estimator": "grpo", "overlong": {"buffer": 5}}, {}),
     "demonstrations": ({"pretraining": {"coefficient": 0.1}, "pretraining_rows": DEMONSTRATIONS}, {}),
+    "long prompts": ({"max_prompt_tokens": 2}, {}),
     "token budget": ({"micro_batch_tokens": 45}, {}),
     "constant tail": ({"tail": "constant", "keep": 4, "dropped_mass": 0.1}, {}),
     "aggregation": ({"aggregation": "seq-mean-token-sum-norm"}, {}),

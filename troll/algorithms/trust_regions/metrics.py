@@ -32,7 +32,7 @@ RESERVED_METRICS = (
     *("reward_std", "frac_reward_zero_std", "num_tokens", "step_time", "total_flos"),
     # Columns of metrics.jsonl.
     *("step", "rollout_batch", "time", "wall_s", "cpu_s", "success", "response_length", "truncated"),
-    "groups_without_signal",
+    *("groups_without_signal", "trained_success", "trained_reward"),
 )
 """Reserved names."""
 RESERVED_BEGINNINGS = (
