@@ -22,7 +22,7 @@ from troll.analysis.data.archive import held
 REPOSITORY = Path(__file__).parents[2]
 EXPERIMENT = "tests/workflow/reduced.yaml"
 # A commit may be made meanwhile; and a base model be kept before its job is killed.
-UNLIKE = ("time", "wall_s", "peak_gib", "git_commit", "made_by")
+UNLIKE = ("time", "wall_s", "started_at", "peak_gib", "git_commit", "made_by")
 # In this order: a workflow survives its server, and is complete after that.
 KINDS = ("everything", "snakemake", "forked", "client", "server")
 MORE_JOBS = 6  # of 35: five kills find something to kill
