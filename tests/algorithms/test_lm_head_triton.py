@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_kernels_in_the_interpreter():
     cases = Path(__file__).with_name("lm_head_triton_cases.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)]

@@ -394,6 +394,7 @@ needs_triton = pytest.mark.skipif(
 
 @needs_triton
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_kernels_in_the_interpreter():
     cases = Path(__file__).with_name("projection_triton_cases.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)]

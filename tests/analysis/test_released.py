@@ -51,7 +51,11 @@ def test_averages_over_unique_settings(judged: dict[str, ClaimVerdict], name: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("directory", EVERY, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "directory",
+    [path if path.name == "testbed" else pytest.param(path, marks=pytest.mark.nightly) for path in EVERY],
+    ids=lambda path: path.name,
+)
 def test_released_tables_and_verdicts_are_those_of_the_present_code(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -218,6 +218,7 @@ def test_a_table_of_steps_that_projected_nothing_judges_nothing():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_table_has_ratios_to_clip_and_a_critic_takes_memory(tmp_path):
     sizes = {"responses": 2, "prompt": 8, "response": 16, "steps": 2, "repeats": 1, "device": "cpu"}
     table = cost_step.run_step_cost(tmp_path, shape="20m", **sizes).set_index("method")
@@ -322,6 +323,7 @@ def test_a_dry_run_of_the_gpu_check_interprets_its_kernels(repository, monkeypat
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_dry_run_of_the_gpu_check_measures_every_row_and_finds_it_exact(gpu, repository, tmp_path):
     interpreted = [sys.executable, repository / "tests/algorithms/fast_interpreter.py"]
     command = [*interpreted, "workflow/benchmarks/gpu_check.py", "--dry", "--budget", "3000"]

@@ -914,6 +914,7 @@ def test_clip_on_its_chats_is_what_trls_own_trainer_does_with_them(tiny, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.snakemake
 @pytest.mark.timeout(1300)
 def test_the_workflow_goes_from_the_wheel_to_a_page(tiny, tmp_path, repository):

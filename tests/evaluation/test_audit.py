@@ -311,6 +311,7 @@ def test_every_explained_exception_is_one(real_data):
 
 @needs_sandbox
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_the_audit_passes_on_the_real_data(tmp_path, real_data, monkeypatch):
     # Hostile programs are no data: tests/tasks/test_hostile_programs.py has what the audit says of them.

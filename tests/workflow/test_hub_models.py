@@ -48,6 +48,7 @@ def snakemake(directory, *arguments, **environment):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.snakemake
 @pytest.mark.timeout(1300)
 def test_a_model_of_the_hub_is_trained_and_evaluated_on_real_data(checkout, models, real_data):
