@@ -12,8 +12,8 @@ from policy_cases import make_case
 
 from troll.algorithms.advantages import make_estimator
 from troll.algorithms.trust_regions import TRUST_REGIONS, make_trust_region
-from troll.algorithms.user_files import file_digest
 from troll.common.errors import UserError
+from troll.common.user_files import file_digest
 from troll.experiment.experiment import resolve
 from troll.experiment.files import parse_experiment
 

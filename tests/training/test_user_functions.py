@@ -8,8 +8,8 @@ import pytest
 from run_cases import metrics, weights
 from trl.chat_template_utils import qwen3_chat_template
 
-from troll.algorithms.user_files import load_callable
 from troll.common.errors import UserError
+from troll.common.user_files import load_callable
 from troll.experiment.files import parse_experiment, read_run_file
 from troll.tasks.registry import get_task
 from troll.training import run as training_run

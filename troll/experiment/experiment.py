@@ -17,6 +17,7 @@ from troll.common.errors import UserError, nearest
 from troll.common.seeding import derive_seed
 from troll.common.settings import StrictModel
 from troll.experiment.base_seeds import with_base_models_apart
+from troll.experiment.measurement_settings import CostBenchmark, PublicData
 from troll.experiment.model_settings import HubModel, ModelSettings, WheelModel
 from troll.experiment.recipes import recipe_of
 from troll.experiment.run_config import (
@@ -32,9 +33,7 @@ from troll.experiment.run_config import (
     WheelModelOfRun,
 )
 from troll.experiment.settings import (
-    CostBenchmark,
     Evaluation,
-    PublicData,
     Rule,
     TaskSettings,
     ThinkingOfRun,
@@ -236,7 +235,7 @@ def resolve(experiment: Experiment, run: Run) -> RunConfig:
     """Returns everything that defines a run, including defaults: the contents of its run.yaml."""
     from troll.algorithms.advantages import ESTIMATORS
     from troll.algorithms.trust_regions import TRUST_REGIONS
-    from troll.algorithms.user_files import file_digest
+    from troll.common.user_files import file_digest
 
     training = experiment.training_of(run)
     trust_region, estimator = experiment.trust_regions[run.trust_region], experiment.estimators[run.estimator]

@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from troll.algorithms.user_files import load_callable
 from troll.common.errors import UserError, unknown
 from troll.common.explain import explain
+from troll.common.user_files import load_callable
 from troll.experiment.directories import RELEASED
 from troll.experiment.experiment import BASE, Experiment, Run, merged
 from troll.experiment.model_settings import ModelSettings

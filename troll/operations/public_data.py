@@ -7,7 +7,7 @@ downloaded unless the experiment asks for it.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from troll.experiment.settings import PublicData
+from troll.experiment.measurement_settings import PublicData
 from troll.operations.parameters import settings_file
 from troll.operations.places import Wildcards, place_of_base
 from troll.operations.targets import Targets

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from troll.algorithms.trust_regions import TRUST_REGIONS
-from troll.algorithms.user_files import names_a_file
 from troll.analysis.data.tidy import RUN_COLUMNS, concatenated
 from troll.analysis.leaderboard import own_rule
 from troll.analysis.leaderboard.inputs import choose, trial_scores
@@ -23,6 +22,7 @@ from troll.common.errors import UserError, nearest
 from troll.common.processor import available_cores
 from troll.common.progress import say
 from troll.common.strict_yaml import parse_yaml
+from troll.common.user_files import names_a_file
 from troll.experiment.directories import RESULTS
 from troll.experiment.files import parse_experiment
 from troll.operations.leaderboard import read_rounds, run_fresh, run_rounds, write_board

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers.utils import get_json_schema
 
-from troll.algorithms.user_files import load_callable
 from troll.common.errors import UserError
+from troll.common.user_files import load_callable
 from troll.tasks.types import Problem
 from troll.training.trl_parts import add_response_schema
 

@@ -35,9 +35,9 @@ from troll.algorithms.trust_regions.types import (
     log_ratio,
     metric_rows,
 )
-from troll.algorithms.user_files import names_a_file
 from troll.common.errors import UserError
 from troll.common.settings import keyword_settings
+from troll.common.user_files import names_a_file
 
 
 class Controller(Protocol):

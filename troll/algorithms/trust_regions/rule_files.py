@@ -5,8 +5,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from troll.algorithms.user_files import load_module, missing_function, path_and_function
 from troll.common.errors import UserError
+from troll.common.user_files import load_module, missing_function, path_and_function
 
 _WHAT = "trust region"
 _POSITIONAL = ("new", "old", "advantages", "mask")

@@ -7,7 +7,8 @@ from math import ceil, gcd, lcm
 from typing import Any
 
 from troll.experiment.experiment import Experiment, Run
-from troll.experiment.settings import CostBenchmark, StepBenchmark, Training
+from troll.experiment.measurement_settings import CostBenchmark, StepBenchmark
+from troll.experiment.settings import Training
 from troll.operations.rehearsal.report import PREFIX
 from troll.operations.rehearsal.sources import as_hub
 

@@ -1,0 +1,48 @@
+"""Settings of what an experiment measures besides its runs: public data sets, and the cost of updates."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from troll.algorithms.ranges import Count
+from troll.common.settings import StrictModel
+from troll.experiment.settings import Size
+
+
+class PublicData(StrictModel):
+    """Public data sets without training: the audit of the graders, and benchmarks of the base models."""
+
+    source: Literal["mirror", "hub"] = Field(
+        "mirror",
+        description="`mirror`: skip all of this unless TROLL_DATA_MIRROR is set; `hub`: download",
+    )
+    audit: Literal["none", "fast", "full"] = Field(
+        "none", description="audit of the graders: `fast` on samples of the data sets, `full` on all problems"
+    )
+    benchmarks: list[str] = Field(
+        [], description="data sets on which base models and reference solutions are graded"
+    )
+    problems: Size = Field(32, description="number of test problems of each benchmark, or all")
+    samples: Count = Field(1, description="samples of a base model for each problem")
+    max_tokens: Count = Field(64, description="longest response of a base model, in tokens")
+
+
+class StepBenchmark(StrictModel):
+    """Times whole optimiser steps of a random language model with clip, TROLL, and clip with a critic."""
+
+    shape: str = Field("20m", description="size of the model: qwen3-0.6b, 20m or tiny")
+    responses: Count = Field(8, description="B, responses in the mini-batch")
+    prompt: Count = Field(64, description="tokens of each prompt")
+    response: Count = Field(192, description="T, tokens of each response")
+
+
+class CostBenchmark(StrictModel):
+    """Times forward and backward of output layer and loss with clip and TROLL, for the cost table."""
+
+    tokens: Count = Field(512, description="N, tokens of the update")
+    widths: list[Count] = Field([1024], description="D, hidden widths to measure")
+    vocabulary: Count = Field(151_936, description="V, entries of the vocabulary; Qwen3's by default")
+    repeats: Count = Field(3, description="measurements of each variant")
+    step: StepBenchmark | None = Field(
+        None, description="also time whole optimiser steps; none: only the update"
+    )
