@@ -12,6 +12,12 @@ FAST = (
     "tests/test_docs.py",
     "tests/test_releases.py",
     "tests/analysis/test_forest.py",
+    "tests/analysis/test_page.py",
+    "tests/analysis/test_protocol_checks.py",
+    "tests/analysis/test_provenance.py",
+    "tests/analysis/test_reproduction.py",
+    "tests/common/test_checkout.py",
+    "tests/operations/test_check_measurements.py",
 )
 """The files whose fast tests read released results or the pages made from them."""
 

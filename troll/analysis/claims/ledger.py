@@ -110,6 +110,10 @@ def _split(judged: Sequence[ClaimVerdict]) -> tuple[list[ClaimVerdict], list[Cla
     return [e for e in kept if e.verdict != "not run"], [e for e in kept if e.verdict == "not run"]
 
 
+def _retired_heading(lines: Sequence[str]) -> str:
+    return f"{counted(len(lines), 'claim')} retired, which no count includes:"
+
+
 def _retired(judged: Sequence[ClaimVerdict]) -> list[str]:
     """A line for each retired claim: the reason, and what its runs said."""
     return [
@@ -139,7 +143,7 @@ def to_markdown(judged: Sequence[ClaimVerdict]) -> str:
             if claim.note:
                 lines += ["", claim.note]
     if given_up := _retired(judged):
-        lines += ["", f"{counted(len(given_up), 'claim')} retired, which no count includes:", ""]
+        lines += ["", _retired_heading(given_up), ""]
         lines += [f"- {text}" for text in given_up]
     if rest:
         lines += ["", f"{counted(len(rest), 'claim')} that these runs cannot judge, and what is missing:", ""]
@@ -163,12 +167,17 @@ def _history(claim: Claim) -> list[str]:
 
 
 def to_short_markdown(judged: Sequence[ClaimVerdict]) -> str:
-    """The verdicts for a README: the judged claims, and the number of claims not run."""
+    """The verdicts for a README: the judged claims, those retired, and the number of claims not run."""
     with_runs, rest = _split(judged)
-    lines = ["| Claim | Verdict | Why |", "| --- | --- | --- |"]
-    lines += [pipe_row([entry.claim.sentence, f"**{label(entry)}**", why(entry)]) for entry in with_runs]
-    others = f"{counted(len(rest), 'further claim')}: **not run**."
-    return "\n".join([*lines, "", *([others] if rest else [])] if with_runs else [others]) + "\n"
+    parts = []
+    if with_runs:
+        rows = [[entry.claim.sentence, f"**{label(entry)}**", why(entry)] for entry in with_runs]
+        parts.append("\n".join(["| Claim | Verdict | Why |", "| --- | --- | --- |", *map(pipe_row, rows)]))
+    if given_up := _retired(judged):
+        parts += [_retired_heading(given_up), "\n".join(f"- {line}" for line in given_up)]
+    if rest:
+        parts.append(f"{counted(len(rest), 'further claim')}: **not run**.")
+    return "\n\n".join(parts) + "\n"
 
 
 def to_html(judged: Sequence[ClaimVerdict]) -> str:
@@ -185,7 +194,7 @@ def to_html(judged: Sequence[ClaimVerdict]) -> str:
         text += f'<table class="ledger">\n<tbody>\n{body}</tbody>\n</table>\n'
     if given_up := _retired(judged):
         items = "".join(f"<li>{html.escape(line)}</li>\n" for line in given_up)
-        summary = f"{counted(len(given_up), 'claim')} retired, which no count includes"
+        summary = _retired_heading(given_up).removesuffix(":")
         text += f"<details><summary>{summary}</summary>\n<ul>\n{items}</ul></details>\n"
     if rest:
         items = "".join(

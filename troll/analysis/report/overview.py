@@ -64,7 +64,7 @@ def _size(runs: pd.DataFrame) -> str:
 
 
 def _verdicts(judged: Sequence[ClaimVerdict]) -> str:
-    with_runs = [entry for entry in judged if entry.verdict != "not run" and not entry.claim.retired]
+    with_runs = [entry for entry in judged if entry.verdict != "not run"]
     return (
         f"## Verdicts\n\n{to_short_markdown(with_runs)}\nNumbers behind them: [`claims.md`](claims.md)."
         if with_runs
