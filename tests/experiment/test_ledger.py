@@ -34,6 +34,8 @@ def test_paper_yaml_has_the_values_that_the_ledger_knows(paper):
         (("tasks", "dapo", "validate_on"), {"dapo": "all"}),
         (("trust_regions", "troll-kl0.01", "settings"), {"kl_bound": 0.02}),
         (("tasks", "eurus-code", "settings"), {}),
+        (("tasks", "eurus-math", "validation"), 64),  # one of several places with the value
+        (("models", "Qwen3-0.6B", "training"), {"micro_batch_tokens": 12000}),
     ],
 )
 def test_a_key_that_changes_without_the_ledger_is_named(paper, place, value):
@@ -45,6 +47,32 @@ def test_a_key_that_changes_without_the_ledger_is_named(paper, place, value):
     item[last] = value
     problems = ledger_problems(read_ledger(), changed)
     assert len(problems) == 1 and problems[0].startswith(".".join(place))
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "training", "place"),
+    [
+        ("models", "Qwen3-8B", {"micro_batch_tokens": 6144}, "micro_batch_tokens"),
+        ("tasks", "dapo", {"learning_rate": 1e-5}, "learning_rate"),
+        ("estimators", "dr-grpo", {"vllm": {"memory": 0.3}}, "vllm.memory"),
+        ("trust_regions", "troll-seq", {"keep": 16}, "keep"),
+    ],
+)
+def test_an_override_that_the_ledger_does_not_list_is_named(paper, section, name, training, place):
+    """The released value still stands at its own place, but some released runs no longer have it."""
+    changed = copy.deepcopy(paper)
+    changed[section][name]["training"] |= training
+    (problem,) = ledger_problems(read_ledger(), changed)
+    assert problem.startswith(f"{section}.{name}.training.{place}: is ")
+
+
+@pytest.mark.parametrize(
+    ("section", "name"), [("models", "CodeLlama-7B"), ("estimators", "ppo-max"), ("trust_regions", "quatro")]
+)
+def test_runs_that_no_released_file_has_may_be_set_as_they_need(paper, section, name):
+    changed = copy.deepcopy(paper)
+    changed[section][name]["training"] |= {"weight_decay": 0.1}
+    assert ledger_problems(read_ledger(), changed) == []
 
 
 @pytest.mark.parametrize(
@@ -65,7 +93,7 @@ def test_what_is_not_explained_is_refused(tmp_path, change, message):
 
 
 @pytest.mark.parametrize("variant", read_ledger().variants, ids=lambda item: item.name)
-def test_a_variant_is_one_key_that_changes_runs(repository, variant):
+def test_a_variant_is_one_key_that_changes_runs_or_their_evaluation(repository, variant):
     contents = yaml.safe_load((repository / PAPER).read_text())
     released = parse_experiment(contents, PAPER)
     change = variant.value
@@ -74,9 +102,21 @@ def test_a_variant_is_one_key_that_changes_runs(repository, variant):
     changed = parse_experiment(merged(contents, change), variant.name)
     before, after = ([resolve(item, run) for run in item.runs()] for item in (released, changed))
     different = [run for run, other in zip(before, after, strict=True) if run != other]
-    assert different, "no run is another one"
-    if variant.key.startswith("tasks."):
+    evaluated, otherwise = (
+        {name: task.evaluate_on for name, task in item.tasks.items()} for item in (released, changed)
+    )
+    assert different or evaluated != otherwise, "no run is another one, and none is evaluated otherwise"
+    if different and variant.key.startswith("tasks."):
         assert {run.task.name for run in different} == {variant.key.split(".")[1]}
+
+
+def test_a_key_apart_names_its_file(tmp_path):
+    text = yaml.safe_load(LEDGER.read_text())
+    text["apart"][0]["file"] = "abstract"
+    path = tmp_path / "ledger.yaml"
+    path.write_text(yaml.safe_dump(text))
+    with pytest.raises(UserError, match=r"trainer\.logger: file 'abstract' is not in `files`"):
+        read_ledger(path)
 
 
 def test_the_page_is_up_to_date(repository, tmp_path):

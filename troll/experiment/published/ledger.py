@@ -3,7 +3,7 @@
 The file `LEDGER` was read from the released repository; README.md in this directory explains its fields.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -27,6 +27,7 @@ class Released(StrictModel):
     file: str = Field("", description="name of the file that it was read from, in the ledger's `files`")
     ours: str = Field("", description="place of its counterpart in paper.yaml; empty: it has none")
     here: Any = Field(None, description="the counterpart's value")
+    also: list[str] = Field([], description="other places in paper.yaml that have this value")
     same: str = Field("", description="why another way to say it means the same")
     reason: str = Field("", description="why the runs here differ")
     unread: str = Field("", description="what could not be read")
@@ -48,6 +49,14 @@ class Released(StrictModel):
         return "differs" if self.reason else "same"
 
 
+class Apart(StrictModel):
+    """Keys of a released file without a counterpart that decide nothing about results."""
+
+    file: str = Field(description="name of the file, in the ledger's `files`")
+    why: str = Field(description="what they are for")
+    keys: list[str] = Field(description="their names there; * stands for any text")
+
+
 class Variant(StrictModel):
     """A choice of ours that takes the place of a released setting by one key of paper.yaml."""
 
@@ -60,15 +69,19 @@ class Variant(StrictModel):
 class Ledger(StrictModel):
     """All keys, the files that they were read from (path and commit by name), and our variants."""
 
+    groups: list[str] = Field(description="groups of paper.yaml whose runs are the released ones")
+    own: list[str] = Field(description="trust regions of ours in these groups")
     files: dict[str, tuple[str, str]]
     keys: list[Released]
+    apart: list[Apart]
     variants: list[Variant]
 
     @model_validator(mode="after")
     def _has_files(self) -> "Ledger":
-        for entry in self.keys:
-            if entry.file and entry.file not in self.files:
-                raise ValueError(f"{entry.key}: file {entry.file!r} is not in `files`")
+        named = [(entry.key, entry.file) for entry in self.keys if entry.file]
+        for name, file in [*named, *((entry.keys[0], entry.file) for entry in self.apart)]:
+            if file not in self.files:
+                raise ValueError(f"{name}: file {file!r} is not in `files`")
         return self
 
 
@@ -82,12 +95,40 @@ def read_ledger(path: Traversable = LEDGER) -> Ledger:
 
 
 def ledger_problems(ledger: Ledger, settings: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each key whose value in an experiment is not the one that the ledger knows."""
+    """Returns a line for each key whose value in an experiment is not the one that the ledger knows.
+
+    Also for each override, in a released run, of a setting of training that the ledger knows by its default
+    alone.
+    """
     problems = []
     for entry in ledger.keys:
-        if entry.ours and (found := value_at(settings, entry.ours)) != entry.here:
-            problems.append(f"{entry.ours}: is {found!r}, but the ledger has {entry.here!r} for {entry.key}")
+        for place in [entry.ours, *entry.also] if entry.ours else ():
+            if (found := value_at(settings, place)) != entry.here:
+                problems.append(f"{place}: is {found!r}, but the ledger has {entry.here!r} for {entry.key}")
+    listed = {place for entry in ledger.keys for place in (entry.ours, *entry.also)}
+    for place, value in _overrides(ledger, settings):
+        _, _, setting = place.partition(".training.")
+        if f"training.{setting}" in listed and place not in listed:
+            problems.append(f"{place}: is {value!r}, but the ledger has training.{setting} alone")
     return problems
+
+
+def _overrides(ledger: Ledger, settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields place and value of what models, tasks, rules and estimators of released runs set of training."""
+    blocks = [block for block in settings["matrix"] if block["group"] in ledger.groups]
+    for section in ("tasks", "models", "trust_regions", "estimators"):
+        names = dict.fromkeys(name for block in blocks for name in block[section])
+        for name in names:
+            if name not in ledger.own:
+                yield from _leaves(settings[section][name]["training"], f"{section}.{name}.training.")
+
+
+def _leaves(settings: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def value_at(settings: Mapping[str, Any], place: str) -> Any:
@@ -118,12 +159,15 @@ def ledger_page(ledger: Ledger, paper: Mapping[str, Any]) -> str:
         [entry for entry in ledger.keys if entry.state == state]
         for state in ("differs", "not readable", "same")
     )
+    apart = sum(len(entry.keys) for entry in ledger.apart)
     lines = [
         "# The released configuration and paper.yaml",
         "",
         "Generated by `make docs` from `troll/experiment/published/ledger.yaml`: the settings of the",
         "released configuration (repository NiklasFreymuth/troll) and those of `workflow/config/paper.yaml`.",
-        f"{len(same)} are the same, {len(differs)} differ, {len(unread)} sources could not be read.",
+        f"{len(same)} are the same, {len(differs)} differ, {apart} decide nothing about results, and",
+        f"{len(unread)} sources could not be read. Runs of the groups {', '.join(ledger.groups)}",
+        "are the released ones; no released file has the others.",
         "",
         "## What differs",
         "",
@@ -156,8 +200,7 @@ def ledger_page(ledger: Ledger, paper: Mapping[str, Any]) -> str:
             ],
         ),
         "",
-        "Other choices of ours are runs of `paper.yaml` beside the released ones: `gspo-clip-tight` and",
-        "`troll-pooled`.",
+        f"Other choices of ours are runs of `paper.yaml` beside the released ones: {_names(ledger.own)}.",
         "",
         "## What could not be read",
         "",
@@ -166,6 +209,13 @@ def ledger_page(ledger: Ledger, paper: Mapping[str, Any]) -> str:
         "## What is the same",
         "",
         *_table(("released", "value", "here", "remark"), [_cells(entry) for entry in same]),
+        "",
+        "## What decides nothing about results",
+        "",
+        *_table(
+            ("file", "keys", "they"),
+            [(f"`{ledger.files[entry.file][0]}`", _names(entry.keys), entry.why) for entry in ledger.apart],
+        ),
         "",
         "## Files",
         "",
@@ -185,7 +235,13 @@ def _on_command_line(variant: Variant) -> str:
 
 def _cells(entry: Released) -> tuple[str, ...]:
     here = f"`{entry.ours}: {_shown(entry.here)}`" if entry.ours else "no key"
+    if entry.also:
+        here += f", also {_names(entry.also)}"
     return f"`{entry.key}`", _shown(entry.value), here, entry.reason or entry.same
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _shown(value: Any) -> str:
