@@ -10,6 +10,7 @@ import pandas as pd
 from troll.analysis.data.tidy import ITEM_COLUMNS, RUN_COLUMNS
 
 BATCHES, VALIDATE_EVERY, STEPS_PER_BATCH = 1001, 10, 8
+GSM8K_BATCHES = 580  # 20 epochs of 7,473 problems
 LOGGED_EVERY = 5  # real runs log every batch, which would only make tests slower
 SIZES = {  # clip and TROLL on DAPO Train, DAPO Eval and MATH Eval
     "Qwen3-0.6B": (0.24, 0.335, 0.212, 0.296, 0.261, 0.277),
@@ -86,7 +87,8 @@ def _rows(
     run: dict[str, Any], rng: np.random.Generator, *, validated: bool, batches: int
 ) -> Iterator[dict[str, Any]]:
     train, own, suites = run["ends"]
-    count, per_batch = -(-batches // run["share"]), STEPS_PER_BATCH * run["share"]
+    longest = min(batches, GSM8K_BATCHES) if run["place"]["task"] == "gsm8k" else batches
+    count, per_batch = -(-longest // run["share"]), STEPS_PER_BATCH * run["share"]
     last = count * per_batch
 
     def row(metric: str, value: float, step: int, source: str, batch: int | None = None) -> dict[str, Any]:

@@ -163,6 +163,12 @@ def test_families_have_the_table_and_both_panels(paper: tuple[pd.DataFrame, pd.D
     assert len(rows) == 12 and rows["Model", "Dataset"] == ["Clip", "ours", "TROLL", "ours"]
     assert rows["Llama3.1-8B", "GSM8K"] == ["0.000", "0.000", "0.759", "0.759"]
     assert rows["FineMath-Llama-3B", "GSM8K"] == ["0.750", "not run", "0.746", "not run"]
+    (drawn,) = table.tables
+    lined = [row for row in range(1, 12) if drawn[row, 0].visible_edges]
+    assert [cells(table)[row][0] for row in lined] == [
+        *("Qwen3-8B", "SmolLM3-3B", "FineMath-Llama-3B", "Llama3.1-8B Instr.", "Apertus-8B Instr.")
+    ], "below the last model of each family, as in the paper"
+    assert gsm8k.get_xlabel() == "Train Step (ours go on to 580)"
     shaded = len([patch for patch in table.patches if patch.get_width() > 0])
     assert shaded == 11 + 4, "the better of each published pair, and of each of ours"
 
@@ -209,6 +215,7 @@ def test_analysis_has_two_panels_of_curves_and_the_cost(paper: tuple[pd.DataFram
         ["Runtime", "85.133 s", "92.906 s"],
         ["Runtime, ours", f"{0.9 * 84 * 3600 / 1001:.3f} s", f"{84 * 3600 / 1001:.3f} s"],
     ]
+    assert said(cost) == ["Runtime, ours: a whole rollout batch with its sampling"]
     assert labels(entropy, "") == ["Clip", "TROLL"] and names(entropy) == ["TROLL", "Clip"]
     assert entropy.get_legend().get_title().get_text() == "Qwen3-14B"
     assert line(entropy, "Clip, published").get_ydata()[0] == 0.04

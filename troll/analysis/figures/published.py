@@ -69,6 +69,8 @@ _METHODS = {"clip": "Clip", "troll": "TROLL", "gspo-clip": "GSPO", "quatro": "QU
 _BEST = "#d9d9fb"
 """Behind the better of two numbers."""
 _NOT_RUN = "not run"
+_FAMILY_OF = {"FineMath-Llama": "Llama3.2"}
+"""Beginnings of names that stand for a family of models of another name, as in the paper's table."""
 
 
 def sizes_figure(runs: pd.DataFrame) -> Figure:
@@ -224,8 +226,11 @@ def _lines(
 def _families_table(axes: Axes, table: pd.DataFrame) -> None:
     """The paper's table with ours beside every number, at the published step or else after training."""
     cells = [["Model", "Dataset", "Clip", "ours", "TROLL", "ours"]]
-    best = []
+    best, ruled, last = [], [], ""
     for _, row in table.iterrows():
+        if last and _family(str(row["model"])) != last:
+            ruled.append(len(cells) - 1)
+        last = _family(str(row["model"]))
         roles = ("baseline", "method")
         published = [float(row[f"published_{role}"]) for role in roles]
         at_step = [float(row.get(f"{role}_at", math.nan)) for role in roles]
@@ -241,15 +246,24 @@ def _families_table(axes: Axes, table: pd.DataFrame) -> None:
             if max(pair) > min(pair)
         ]
     widths = [0.31, 0.15, 0.135, 0.135, 0.135, 0.135]
-    _table(axes, cells, widths)
+    _table(axes, cells, widths, ruled)
     height = 1 / len(cells)
     for line, column in best:
         corner = sum(widths[:column]), 1 - (line + 1) * height
         axes.add_patch(
             Rectangle(corner, widths[column], height, transform=axes.transAxes, color=_BEST, zorder=-1)
         )
-    note = "* after training, where ours has no value at the published step"
-    axes.text(0, -0.02, note, transform=axes.transAxes, va="top", fontsize=6.5, color="#666666")
+    _note(axes, -0.02, "* after training, where ours has no value at the published step")
+
+
+def _family(model: str) -> str:
+    """The family of a model: models of one stand between the same two lines of the paper's table."""
+    name = model.split("-")[0]
+    return next((family for start, family in _FAMILY_OF.items() if model.startswith(start)), name)
+
+
+def _note(axes: Axes, height: float, text: str) -> None:
+    axes.text(0, height, text, transform=axes.transAxes, va="top", fontsize=6.5, color="#666666")
 
 
 def _number(value: float) -> str:
@@ -267,10 +281,13 @@ def _cost_table(axes: Axes, table: pd.DataFrame) -> None:
             shown = [_NOT_RUN if math.isnan(value) else f"{value:.3f} {unit}" for value in values]
             cells.append([text, *shown])
     _table(axes, cells, [0.36, 0.32, 0.32])
+    _note(axes, 1.2, "Runtime, ours: a whole rollout batch with its sampling")
 
 
-def _table(axes: Axes, cells: Sequence[Sequence[str]], widths: Sequence[float]) -> None:
-    """A table that fills a panel, with lines above and below its first row and below its last."""
+def _table(
+    axes: Axes, cells: Sequence[Sequence[str]], widths: Sequence[float], ruled: Sequence[int] = ()
+) -> None:
+    """A table that fills a panel, with lines around its first row, below its last and below others."""
     axes.set_axis_off()
     table = axes.table(
         [list(row) for row in cells], colWidths=list(widths), cellLoc="center", bbox=Bbox.unit(), edges=""
@@ -278,6 +295,7 @@ def _table(axes: Axes, cells: Sequence[Sequence[str]], widths: Sequence[float]) 
     table.auto_set_font_size(False)
     for (row, column), cell in table.get_celld().items():
         cell.set_fontsize(7.5)
-        cell.visible_edges = "TB" if row == 0 else "B" if row == len(cells) - 1 else ""
+        cell.visible_edges = "TB" if row == 0 else "B" if row in (len(cells) - 1, *ruled) else ""
+        cell.set_linewidth(0.5 if row in ruled else 1.0)
         if column == 0:
             cell.set_text_props(ha="left")

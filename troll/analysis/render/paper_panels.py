@@ -94,10 +94,11 @@ def draw(
             length = _LONGEST - (_LONGEST - _SHORTEST) * index / len(lines)
             style = _dash(line.colour, length, hollow=line.clip)
             axes.plot([place], [line.published], label=f"{line.label}, published", **style)
-    goes_on = across == "train_step" and made > published
+    by_step = across == "train_step"
+    goes_on = by_step and made > published
     axes.set_xlabel(_LABELS[across] + (f" (ours go on to {made:,.0f})" if goes_on else ""))
     axes.set_ylabel(label)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=by_step))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
     known = found or any(not math.isnan(line.published) for line in lines)
     if not known:
