@@ -1,10 +1,13 @@
-"""Rewards and tools in files of the user: the examples of docs/adding.md, in runs."""
+"""Rewards, tools and environments in files of the user: the examples of docs/adding.md, in runs."""
 
 import json
 import re
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from run_cases import metrics, weights
 from trl.chat_template_utils import qwen3_chat_template
 
@@ -16,7 +19,7 @@ from troll.training import run as training_run
 from troll.training.batches import loss_mask
 from troll.training.run import train_run
 from troll.training.trainer import TrustRegionTrainer
-from troll.training.user_functions import load_reward, load_tools
+from troll.training.user_functions import Environment, load_environment, load_reward, load_tools
 
 
 @pytest.fixture
@@ -97,8 +100,11 @@ def test_the_calculator_refuses_all_else(own_file, hostile):
 
 
 def call(expression):
-    arguments = json.dumps({"expression": expression})
-    return f'<tool_call>\n{{"name": "calculator", "arguments": {arguments}}}\n</tool_call>'
+    return call_of("calculator", expression=expression)
+
+
+def call_of(name, **arguments):
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 class Scripted(TrustRegionTrainer):
@@ -127,9 +133,25 @@ class Scripted(TrustRegionTrainer):
         return super()._compute_loss(model, inputs)
 
 
+class Presses(Scripted):
+    """A policy that presses the digits of the answer, wrongly in odd rows, and claims the opposite."""
+
+    def said(self, number, text):
+        answer = int(next(problem.answer for problem in self.problems if problem.prompt.strip() in text))
+        shown = re.findall(r"<tool_response>\n(\d)\n</tool_response>", text)
+        if number == 2 and not shown:
+            return "nothing"  # and never presses a key
+        row = int(shown[0]) if shown else number  # later turns have only the responses that go on
+        presses = [("=", row), ("*", 0), ("+", answer), ("+", row % 2)]
+        if len(shown) < len(presses):
+            operation, digit = presses[len(shown)]
+            return call_of("press", operation=operation, digit=digit)
+        return f"\\boxed{{{(answer + 1 - row % 2) % 10}}}"
+
+
 @pytest.fixture
-def with_tools(tiny_base, run_data, own_file, tmp_path, monkeypatch):
-    """A base model whose chat template has tools, and the name of the calculator."""
+def chat_base(tiny_base, run_data, tmp_path, monkeypatch):
+    """Makes a base model whose chat template has tools, for a scripted policy."""
     base = tmp_path / "chat"
     shutil.copytree(tiny_base, base)
     (base / "chat_template.jinja").write_text(qwen3_chat_template)
@@ -138,9 +160,19 @@ def with_tools(tiny_base, run_data, own_file, tmp_path, monkeypatch):
     task = get_task("chains")
     files = (run_data / f"{split}.jsonl" for split in ("train", "validation"))
     Scripted.problems = [problem for file in files for problem in task.load(file)]
-    Scripted.seen, Scripted.interrupt_at = [], None
-    monkeypatch.setattr(training_run, "TrustRegionTrainer", Scripted)
-    return base, [f"{own_file('my_tools.py')}:calculator"]
+
+    def scripted(policy):
+        policy.seen, policy.interrupt_at = [], None
+        monkeypatch.setattr(training_run, "TrustRegionTrainer", policy)
+        return base
+
+    return scripted
+
+
+@pytest.fixture
+def with_tools(chat_base, own_file):
+    """The base model of a policy that calls a tool, and the name of the calculator."""
+    return chat_base(Scripted), [f"{own_file('my_tools.py')}:calculator"]
 
 
 def test_a_response_calls_a_tool_and_only_what_was_sampled_is_trained_on(
@@ -178,6 +210,75 @@ def test_a_run_with_tools_resumes_exactly(configure, run_data, with_tools, tmp_p
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
 
 
+def test_each_response_has_an_environment_of_its_own_which_gives_the_reward(
+    configure, run_data, chat_base, own_file, tmp_path
+):
+    base, name = chat_base(Presses), f"{own_file('my_environment.py')}:Calculator"
+    options = {"environment": name, "max_response_tokens": 1200, "validate_every": 1}
+    rows = trained(configure, base, run_data, tmp_path / "run", **options)
+    # Of 8 responses, the even ones have the answer on the display, but for one, and the odd ones in the text.
+    assert rows[0]["reward"] == 3 / 8 and rows[0]["success"] == 4 / 8
+    assert rows[0]["tools/call_frequency"] == 7 * 4 / 8 and rows[0]["tools/failure_frequency"] == 0
+    assert 0 < rows[0]["validation_reward"] < 1 and 0 < rows[0]["validation_success"] < 1
+    rewards = torch.cat([inputs["rewards"] for inputs in Presses.seen])
+    expected = [1.0, 0, 0, 0, 1.0, 0, 1.0, 0] * 4  # two batches, each trained on twice
+    assert sorted(rewards.tolist()) == sorted(expected)
+    Presses.interrupt_at = 1
+    options |= {"checkpoint_every": 1}
+    with pytest.raises(KeyboardInterrupt):
+        trained(configure, base, run_data, tmp_path / "cut", **options)
+    Presses.interrupt_at = None
+    assert trained(configure, base, run_data, tmp_path / "cut", **options) == rows
+
+
+def test_an_environment_without_a_reward_leaves_it_to_the_verifier(
+    configure, run_data, chat_base, own_file, tmp_path
+):
+    path = own_file("my_environment.py")
+    source = Path(path).read_text().split("    def get_reward")[0]
+    Path(path).write_text(source.replace("= int(problem.answer)", '= 0\n        return " Press keys."'))
+    base = chat_base(Presses)
+    options = {"environment": f"{path}:Calculator", "max_response_tokens": 1200}
+    rows = trained(configure, base, run_data, tmp_path / "run", **options)
+    assert rows[0]["success"] == 4 / 8 and "reward" not in rows[0]
+    prompts = training_run.load_policy_tokenizer(base).batch_decode(Presses.seen[0]["prompt_ids"])
+    assert all(" Press keys.<|im_end|>" in prompt for prompt in prompts)
+
+
+METHODS = "def reset(self, problem):\n        pass\n    def go(self):\n        'Goes.'\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("def go(self):\n        'Goes.'", r"has no method reset\(self, problem\)"),
+        ("def reset(self, problem):\n        pass", "has no public method that a response could call"),
+        (
+            "def reset(self, problem):\n        pass\n    def go(self, x):\n        pass",
+            "Room.go: .*docstring",
+        ),
+        ("def __init__(self, size):\n        pass", "cannot be made without arguments .*size"),
+        (f"{METHODS}    async def get_reward(self):\n        return 1.0", "get_reward is async"),
+        (METHODS, "cannot read calls of tools with the chat template"),
+        (f"{METHODS}    def get_reward(self):\n        return 1.0", "has get_reward, and training.reward is"),
+    ],
+)
+def test_an_environment_that_cannot_be_used_is_refused(tiny_base, tmp_path, body, message):
+    (tmp_path / "bad.py").write_text(f"class Room:\n    {body}\n")
+    tokenizer = training_run.load_policy_tokenizer(tiny_base)
+    reward = "own.py:reward" if "return 1.0" in body else None
+    with pytest.raises(UserError, match=f"^training.environment: .*{message}") as caught:
+        load_environment(f"{tmp_path}/bad.py:Room", {}, tokenizer, reward=reward)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["float('nan')", "None", "'much'"])
+def test_an_environment_whose_reward_is_no_number_is_refused(value):
+    room = SimpleNamespace(reset=None, get_reward=lambda: eval(value))
+    with pytest.raises(UserError, match=r"^room: get_reward returned .* must be a finite number"):
+        Environment(lambda: room, {}, True, "room")().get_reward()
+
+
 def test_tools_that_cannot_be_used_are_refused(tiny_base, own_file, tmp_path):
     tokenizer = training_run.load_policy_tokenizer(tiny_base)
     with pytest.raises(UserError, match="cannot read calls of tools with the chat template"):
@@ -194,7 +295,9 @@ def test_tools_that_cannot_be_used_are_refused(tiny_base, own_file, tmp_path):
         ({"reward": "nothing"}, r"training.reward: 'nothing' names no file; expected my_file.py:my_function"),
         ({"reward": "{}:noisy_verifer"}, "training.reward: .* did you mean 'noisy_verifier'"),
         ({"tools": ["none.py:f"]}, "training.tools: none.py: no such file"),
-        ({"tools": ["{}:noisy_verifier"]}, "training.tools need a model with a chat template"),
+        ({"tools": ["{}:noisy_verifier"]}, "training.tools needs a model with a chat template"),
+        ({"environment": "{}:Room"}, "training.environment: .*my_rewards.py: unknown function 'Room'"),
+        ({"environment": "{}:noisy_verifier"}, "training.environment needs a model with a chat template"),
     ],
 )
 def test_an_experiment_that_names_what_cannot_be_used_is_refused(repository, own_file, training, message):

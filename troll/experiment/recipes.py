@@ -55,3 +55,8 @@ def missing_parts(where: str, rule: Rule, training: Training) -> Iterator[str]:
             f"{where}: rule {rule.rule!r} compares the responses to one prompt, but responses_per_prompt is "
             "1; sample at least 2, or use a rule without groups (gae, reinforce++, remax)"
         )
+    if info.needs_greedy and training.environment is not None:
+        yield (
+            f"{where}: rule {rule.rule!r} needs a greedy response to every prompt, which "
+            "training.environment does not give; leave it out or choose another rule, such as rloo"
+        )

@@ -140,7 +140,7 @@ class RunConfig(StrictModel):
     )
     files_sha256: dict[str, str] = Field(
         {},
-        description="SHA-256 of the files of `training.reward` and `training.tools`",
+        description="SHA-256 of the files of `training.reward`, `training.tools` and `training.environment`",
         exclude_if=lambda value: not value,
     )
     thinking: ThinkingOfRun = "off"

@@ -202,7 +202,7 @@ class Training(StrictModel):
     )
     overlong: Overlong | None = Field(None, description="penalty on responses near max_response_tokens")
     pretraining: Pretraining | None = Field(None, description="likelihood of demonstrations in the loss")
-    # The next three are left out at their defaults, so that digests of older configurations stay the same.
+    # The next four are left out at their defaults, so that digests of older configurations stay the same.
     reward: str | None = Field(
         None,
         description="`file.py:function` of a reward, such as a learned reward model, in place of the task's "
@@ -215,9 +215,15 @@ class Training(StrictModel):
         "has tools ([how to write one](adding.md#tools))",
         exclude_if=lambda value: not value,
     )
+    environment: str | None = Field(
+        None,
+        description="`file.py:Class` of an environment, whose methods a response may call; each response has "
+        "its own ([how to write one](adding.md#an-environment))",
+        exclude_if=lambda value: value is None,
+    )
     tool_turns: Count = Field(
         4,
-        description="largest number of turns of a response that call tools",
+        description="largest number of turns of a response that call tools or methods of the environment",
         exclude_if=lambda value: value == 4,
     )
     vllm: Vllm | None = Field(None, description="sample rollouts with vLLM; none: with transformers")
@@ -258,8 +264,9 @@ class Training(StrictModel):
 
     def user_functions(self) -> dict[str, str]:
         """Returns the names of functions in files of the user, each with the key that names it."""
-        rewards = {} if self.reward is None else {self.reward: "training.reward"}
-        return rewards | dict.fromkeys(self.tools, "training.tools")
+        single = {self.reward: "training.reward", self.environment: "training.environment"}
+        named = {name: key for name, key in single.items() if name is not None}
+        return named | dict.fromkeys(self.tools, "training.tools")
 
     def within_epochs(self, problems: int | None) -> "Training":
         """Returns these settings with the rollout batches that ``epochs`` allows with this many problems.

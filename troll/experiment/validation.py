@@ -331,24 +331,36 @@ def _clashes(experiment: Experiment, run: Run) -> Iterator[str]:
 
 
 def _user_function_problems(experiment: Experiment, run: Run, training: Training) -> Iterator[str]:
-    """Yields a line if a reward or tool cannot be loaded or used in a run."""
+    """Yields a line if a reward, tool or environment cannot be loaded or used in a run."""
     for name, what in training.user_functions().items():
         try:
-            load_callable(name, what)
+            found = load_callable(name, what)
         except UserError as error:
             yield str(error)
-    if not training.tools:
+            continue
+        if what == "training.environment" and training.reward is not None and hasattr(found, "get_reward"):
+            yield two_rewards(name, training.reward)
+    if not training.tools and training.environment is None:
         return
+    key = "training.tools" if training.tools else "training.environment"
     if experiment.models[run.model].pretrained is None:
         yield (
-            f"run {run.run_id}: training.tools need a model with a chat template, and model {run.model} is "
-            "made from scratch"
+            f"run {run.run_id}: {key} needs a model with a chat template, and model {run.model} is made "
+            "from scratch"
         )
     if experiment.tasks[run.task].validate_on:
         yield (
-            f"run {run.run_id}: validate_on samples single responses, without training.tools; leave one of "
-            "the two out (the validation split is solved with tools)"
+            f"run {run.run_id}: validate_on samples single responses, without {key}; leave one of the two "
+            "out (the validation split is solved with calls)"
         )
+
+
+def two_rewards(environment: str, reward: str) -> str:
+    """The message for an environment with ``get_reward`` beside ``training.reward``."""
+    return (
+        f"training.environment: {environment} has get_reward, and training.reward is {reward}; a run has one "
+        "reward: leave one of the two out"
+    )
 
 
 def run_problems(experiment: Experiment) -> Iterator[str]:

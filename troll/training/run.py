@@ -41,7 +41,7 @@ from troll.training.prompts import (
 from troll.training.supervised import rows_of
 from troll.training.tracking import TrackingCallback
 from troll.training.trainer import TrustRegionTrainer
-from troll.training.user_functions import Reward, answer_of, load_reward, load_tools
+from troll.training.user_functions import Reward, answer_of, load_environment, load_reward, load_tools
 
 PRETRAINING_ROWS = 2000
 
@@ -285,25 +285,32 @@ def train_run(
     limited = config.model_copy(update={"training": training.within_epochs(len(train))})
     trainer_directory, precision = out / "trainer", precision_beside(base)
     own, tools = load_reward(training.reward), load_tools(training.tools, tokenizer)
-    partial = own is not None or any(SCORED in item.record for item in train)
+    by_name = {item.task_id: item for item in (*train, *validation)}
+    environment = load_environment(training.environment, by_name, tokenizer, reward=training.reward)
+    args = trainer_config(limited, trainer_directory, bfloat16=in_bfloat16(precision))
+    gives_reward = environment is not None and environment.gives_reward
+    if gives_reward:
+        args.reward_weights = [float(config.rehearsal)]  # TRL adds get_reward with a weight of 1
+    partial = own is not None or gives_reward or any(SCORED in item.record for item in train)
     trainer = TrustRegionTrainer(
         load_model(base, dtype=torch.float32),
         reward_function(
             task,
-            {item.task_id: item for item in (*train, *validation)},
+            by_name,
             tokenizer,
             partial=partial,
             rehearsal=config.rehearsal,
             thinking=config.thinking,
             own=own,
-            turns=tools is not None,
+            turns=tools is not None or environment is not None,
         ),
-        args=trainer_config(limited, trainer_directory, bfloat16=in_bfloat16(precision)),
+        args=args,
         train_dataset=Dataset.from_list(_rows(train, tokenizer)),
         eval_dataset=Dataset.from_list(_rows(validation, tokenizer)) if validation else None,
         processing_class=tokenizer,
         pretraining_rows=_pretraining_rows(config, tokenizer),
         tools=tools,
+        environment_factory=environment,
     )
     metrics = MetricsCallback(out / "metrics.jsonl", training.steps_per_batch)
     checkpoints = CheckpointCallback(digest_of_json(config.model_dump()), metrics, training.checkpoints_kept)
