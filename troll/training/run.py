@@ -287,6 +287,10 @@ def train_run(
     own, tools = load_reward(training.reward), load_tools(training.tools, tokenizer)
     by_name = {item.task_id: item for item in (*train, *validation)}
     environment = load_environment(training.environment, by_name, tokenizer, reward=training.reward)
+    turns = tools is not None or environment is not None
+    if turns:
+        called = "training.tools" if tools else "training.environment"
+        say(f"[train] {config.run_id}: the evaluation samples single responses, without {called}")
     args = trainer_config(limited, trainer_directory, bfloat16=in_bfloat16(precision))
     gives_reward = environment is not None and environment.gives_reward
     if gives_reward:
@@ -302,7 +306,7 @@ def train_run(
             rehearsal=config.rehearsal,
             thinking=config.thinking,
             own=own,
-            turns=tools is not None or environment is not None,
+            turns=turns,
         ),
         args=args,
         train_dataset=Dataset.from_list(_rows(train, tokenizer)),
