@@ -9,8 +9,9 @@ Three parts: sampling (with rewards and validation), scoring by the old policy, 
 * Scoring: a quarter of clip's update, as a forward pass is a quarter of forward, recomputation and backward.
 * Sampling by vLLM: what remains of the paper's time axes, in proportion to the longest response: 517 s and
   9.6 s for each 10^9 parameters, a least-squares line through the models of 1.7, 8 and 14 * 10^9. With the
-  other two parts it gives 579, 812 and 1,050 s where the axes show about 600, 770 and 1,070. The axes include
-  rewards, and validation every ten batches; the card is not known.
+  other two parts it gives 581, 815 and 1,052 s where the axes show about 600, 770 and 1,070. The axes include
+  rewards, and validation every ten batches on 5,392 problems (DAPO Eval and MATH Eval, as paper.yaml has
+  them), which is taken to be sampled as fast: 19 % of these seconds. The card is not known.
 * Sampling by transformers: tokens one after another, each a pass through all layers that waits for the
   launches of its kernels. Their number was counted, and each takes 10.9 microseconds, as small launches do on
   an H100 (results/released/gpu). With bfloat16 weights, 56 launches in each layer of Qwen3, that is 0.61 ms a
@@ -33,8 +34,9 @@ from troll.experiment.settings import Training
 _PUBLISHED_BILLIONS, _PUBLISHED_GPUS, _PUBLISHED_RESPONSES, _PUBLISHED_TOKENS = 4.02, 4, 256 * 8, 4096
 _SCORING = 0.25
 _AXES_S, _AXES_S_PER_BILLION = 517.0, 9.6
-# Share of a token's time that a single sequence takes: 0.15 * 517 s / 4,096 tokens = 19 ms. Our guess.
+# Share of a token's time that a single sequence takes: 0.15 * 417 s / 4,096 tokens = 15 ms. Our guess.
 _ALONE = 0.15
+_AXES_VALIDATED, _AXES_VALIDATE_EVERY = 5392, 10
 # Kernels that one layer launches for a token, without and with a norm on queries and keys: counted in
 # transformers 5.24 (Llama, Qwen3); a test counts them again. Precisions are those of `precision_of`.
 _LAUNCHES = {"bfloat16": (40, 56), "autocast": (50, 66), "float32": (36, 48)}
@@ -53,7 +55,7 @@ class Seconds:
     sampling: float
     scoring: float
     update: float
-    validation: float  # averaged over rollout batches; 0 if sampling includes it
+    validation: float  # averaged over rollout batches
     spread: float  # factor within which the sum is expected to be right
 
     @property
@@ -95,13 +97,17 @@ def batch_seconds(
     update = max(update, passes * forward)
     scorings = models + (1 if training.regulariser is not None else 0)
     scoring = max(_SCORING * seconds["clip"] * scale, forward)
-    sampling = _sampling(training, billions, forward, responses / gpus)
-    if training.vllm is not None:
-        return Seconds(sampling, scorings * scoring, models * update, 0.0, _VLLM_SPREAD)
     validations = (
         1 + ceil(training.rollout_batches / training.validate_every) if training.validate_every else 0
     )
-    validated = sampling * ceil(validation / responses) * validations / training.rollout_batches
+    per_batch = validations / training.rollout_batches
+    if training.vllm is not None:
+        one = _vllm_seconds(training, billions)
+        sampling = one * _load(responses / gpus)
+        validated = one * _load(validation / gpus) * per_batch if validation else 0.0
+        return Seconds(sampling, scorings * scoring, models * update, validated, _VLLM_SPREAD)
+    sampling = _generate_seconds(training, billions, forward)
+    validated = sampling * ceil(validation / responses) * per_batch
     return Seconds(sampling, scorings * scoring, models * update, validated, _GENERATE_SPREAD)
 
 
@@ -115,13 +121,21 @@ def pass_seconds(shape: ModelShape, precision: str) -> float:
     return shape.layers * _LAUNCHES[precision][shape.qk_norm] * _LAUNCH_S
 
 
-def _sampling(training: Training, billions: float, forward: float, responses: float) -> float:
-    """Returns the seconds in which ``responses`` are sampled on one GPU."""
-    tokens = training.max_response_tokens
-    if training.vllm is not None:
-        load = _ALONE + (1 - _ALONE) * responses / (_PUBLISHED_RESPONSES / _PUBLISHED_GPUS)
-        return (_AXES_S + _AXES_S_PER_BILLION * billions) * load * tokens / _PUBLISHED_TOKENS
+def _vllm_seconds(training: Training, billions: float) -> float:
+    """Returns the seconds in which vLLM samples as many responses on one GPU as the paper does (512)."""
+    with_validation = _AXES_S + _AXES_S_PER_BILLION * billions
+    validation = _load(_AXES_VALIDATED / _PUBLISHED_GPUS) / _AXES_VALIDATE_EVERY
+    return with_validation / (1 + validation) * training.max_response_tokens / _PUBLISHED_TOKENS
+
+
+def _load(responses: float) -> float:
+    """Returns how much longer than the paper's batch vLLM takes for this many responses on one GPU."""
+    return _ALONE + (1 - _ALONE) * responses / (_PUBLISHED_RESPONSES / _PUBLISHED_GPUS)
+
+
+def _generate_seconds(training: Training, billions: float, forward: float) -> float:
+    """Returns the seconds in which transformers sample a batch of responses on one GPU."""
     token = max(forward, 4e9 * billions / _READ_BYTES_PER_S)
     if training.gpus > 1:
         token += 2e9 * billions / _GATHERED_BYTES_PER_S
-    return token * tokens
+    return token * training.max_response_tokens
