@@ -35,8 +35,8 @@ def test_the_published_steps_are_those_of_the_update():
 def test_a_rollout_batch_takes_what_the_papers_time_axes_show(billions, axis):
     """By hand for 8.19: 85.133 x 8.19 / 4.02 = 173.4; a quarter, 43.4; 517 + 9.6 x 8.19 = 595.6.
 
-    The last includes validation. One takes as long as 0.15 + 0.85 x 1,348 / 512 = 2.388 batches; the axes have
-    one in ten batches, so that sampling takes 595.6 / 1.2388 = 480.8. Here there are 102 in 1,001 batches:
+    The last includes validation, each as long as 0.15 + 0.85 x 1,348 / 512 = 2.388 batches. The axes have one
+    in ten batches, so that sampling takes 595.6 / 1.2388 = 480.8. Here there are 102 in 1,001 batches:
     480.8 x 2.388 x 0.1019 = 117.0; sum 814.6.
     """
     seconds = batch_seconds(paper(), billions, projected=False, validation=5392)
