@@ -121,6 +121,24 @@ def test_a_new_seed_adds_its_runs_and_changes_no_other(repository, paper):
     assert all(resolve(paper, run) == resolve(more, run) for run in paper.runs())
 
 
+@pytest.mark.parametrize("rule", ["clip", "troll"])
+def test_the_runs_for_one_card_differ_in_what_their_file_says_and_in_nothing_else(repository, paper, rule):
+    path = repository / "workflow/config/paper-one-gpu.yaml"
+    run_id, small = f"Qwen2.5-0.5B-Instruct/gsm8k/{rule}/grpo/stale1x/seed0", load_experiment(path)
+    ours, whole = (resolve(each, each.run(run_id)).model_dump() for each in (small, paper))
+    assert {key for key in whole if ours[key] != whole[key]} == {"experiment", "training"}
+    training, published = ours["training"], whole["training"]
+    differing = {key for key in published if training.get(key) != published[key]}
+    assert differing == {
+        *("rollout_batches", "epochs", "prompts_per_batch", "max_response_tokens"),
+        *("gpus", "vllm", "validate_every", "checkpoint_every"),
+    }
+    text = path.read_text()
+    for key in ("rollout_batches", "prompts_per_batch", "max_response_tokens", "gpus"):
+        assert f"the paper: {published[key]:,}" in text, key
+    assert training["prompts_per_batch"] * 8 == published["prompts_per_batch"]
+
+
 def test_the_budget_adds_up_the_runs_of_each_group(paper):
     both = budget_of(paper, paper.groups()["paper_sizes"])
     assert both.runs == 10 and both.unknown == 0
