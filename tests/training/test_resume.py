@@ -167,6 +167,7 @@ OPTIONS = {
     "demonstrations": ({"pretraining": {"coefficient": 0.1}, "pretraining_rows": DEMONSTRATIONS}, {}),
     "long prompts": ({"max_prompt_tokens": 2}, {}),
     "token budget": ({"micro_batch_tokens": 45}, {}),
+    "shared prompts": ({"share_prompts": True, "micro_batch_tokens": 45}, {"beta": 0.3}),
     "constant tail": ({"tail": "constant", "keep": 4, "dropped_mass": 0.1}, {}),
     "aggregation": ({"aggregation": "seq-mean-token-sum-norm"}, {}),
     "passes": ({"trust_region": "kl-penalty", **ADAPTIVE["kl-penalty"]}, {"num_iterations": 2}),

@@ -145,6 +145,14 @@ class Training(StrictModel):
         description="split mini-batches by length instead: largest number of tokens of a micro-batch, "
         "padding included (paper: 12,000, or 6,144 for some models); a longer response forms its own",
     )
+    # Left out at its default, so that digests of older configurations stay the same.
+    share_prompts: bool = Field(
+        False,
+        description="compute a prompt once for all its responses, in sampling by transformers, in scoring "
+        "and in training: the same update up to rounding, in fewer tokens; mini-batches then hold whole "
+        "groups; for models of the families Llama, Qwen2 and Qwen3",
+        exclude_if=lambda value: value is False,
+    )
     gpus: Whole = Field(0, description="GPUs of a run, one process each; 0: one GPU if there is one")
     # The next two are left out at their defaults, so that digests of older configurations stay the same.
     mixed_precision: bool = Field(
@@ -244,6 +252,13 @@ class Training(StrictModel):
             raise ValueError(
                 f"micro_batches is {self.micro_batches} and micro_batch_tokens {self.micro_batch_tokens}; "
                 "leave out one of them"
+            )
+        in_part = responses // (self.mini_batches * self.micro_batches * max(1, self.gpus))
+        if self.share_prompts and in_part % self.responses_per_prompt:
+            raise ValueError(
+                f"share_prompts needs whole groups of {self.responses_per_prompt} responses in each "
+                f"micro-batch, which has {in_part}; use fewer mini_batches, micro_batches or gpus, or leave "
+                "share_prompts out"
             )
         if self.vllm and (self.policy_lag or self.trust_region_anchor == "sampler"):
             raise ValueError(

@@ -113,6 +113,14 @@ class TrustRegionConfig(GRPOConfig):
             "tokens, padding included, each with separate passes; the update is the same."
         },
     )
+    share_prompts: bool = field(
+        default=False,
+        metadata={
+            "help": "Computes a prompt once for all responses of its group, in sampling by transformers, "
+            "in scoring and in training: the same update up to rounding, in fewer tokens. Mini-batches then "
+            "hold whole groups. For Llama, Qwen2 and Qwen3 with attention `sdpa` or `eager`."
+        },
+    )
     pretraining: dict[str, Any] | str | None = field(
         default=None,
         metadata={"help": "PPO-ptx: adds the loss of demonstrations to that of the policy."},

@@ -22,6 +22,7 @@ from troll.algorithms.lm_head.head import lm_head
 from troll.common.errors import UserError
 from troll.common.models import text_config
 from troll.training.dropout import evaluating
+from troll.training.shared_prompts import prompt_groups, shared_states
 
 SELECTED = "selected_"
 """Prefix of the outputs of the pass that selects the support."""
@@ -73,7 +74,9 @@ def _scatter(values: Tensor, mask: Tensor, places: Tensor) -> Tensor:
     return values.new_zeros(mask.numel()).index_copy(0, places, values).view(mask.shape)
 
 
-def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) -> None:
+def add_sparse_lm_head(
+    model: Any, temperature: float, *, fp32: bool = False, share_prompts: bool = False
+) -> None:
     """Adds the option ``sparse_lm_head=True`` to ``model.forward``.
 
     The new forward takes ``input_ids`` and ``attention_mask`` [B, L], for models with virtual tokens also
@@ -90,6 +93,7 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
             trained as a copy (``modules_to_save``).
         temperature: divisor of the logits, as in sampling.
         fp32: multiply in float32 even under autocast (``GRPOConfig.cast_lm_head_to_fp32``).
+        share_prompts: compute a prompt once for consecutive rows that repeat it.
 
     Raises:
         UserError: in the first call: the log-probs differ, see `check_log_probs`.
@@ -112,7 +116,9 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
         if not checked:
             checked = True  # first, because check_log_probs calls this forward
             attention, length = kwargs["attention_mask"][:, -labels.shape[1] :], kwargs["mask"].shape[1]
-            check_log_probs(self, original_forward, labels, attention, length, temperature)
+            check_log_probs(
+                self, original_forward, labels, attention, length, temperature, group=share_prompts
+            )
         if kwargs["attention_mask"].shape[1] > labels.shape[1]:
             kwargs["position_ids"] = _after_virtual_tokens(kwargs)
         mask = kwargs.pop("mask").bool()
@@ -121,8 +127,11 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
         length = mask.shape[1]
         labels = labels[:, -length:]
         # Looked up on each call because FSDP and PEFT replace backbone and head after patching.
-        states = self.base_model(*args, **kwargs, use_cache=False)
-        hidden = states.last_hidden_state[:, -length - 1 : -1]
+        if share_prompts:
+            hidden = shared_states(self.base_model, kwargs["input_ids"], kwargs["attention_mask"], length)
+        else:
+            states = self.base_model(*args, **kwargs, use_cache=False)
+            hidden = states.last_hidden_state[:, -length - 1 : -1]
         if fp32:
             hidden = hidden.float()
         head = self.get_output_embeddings()
@@ -235,9 +244,18 @@ CHECKED_TOKENS = 32
 
 @torch.no_grad()
 def check_log_probs(
-    model: Any, original_forward: Any, ids: Tensor, attention: Tensor, length: int, temperature: float
+    model: Any,
+    original_forward: Any,
+    ids: Tensor,
+    attention: Tensor,
+    length: int,
+    temperature: float,
+    *,
+    group: bool = False,
 ) -> None:
     """Compares the sparse head's log-probs of one response with those of the model's own logits.
+
+    With ``group``, the sparse head computes the response with others of its prompt, and the last is compared.
 
     Token ids and attention mask are [B, L]: prompts are padded on the left, responses of at most
     T = ``length`` tokens on the right. The response with the most left padding is checked; the reference
@@ -250,9 +268,13 @@ def check_log_probs(
     padding = (attention[:, :start] == 0).sum(1)
     row = int((padding + ids.shape[1] * attention[:, start]).argmax())
     part = slice(0, start + CHECKED_TOKENS)
-    ids, attention = ids[row : row + 1, part], attention[row : row + 1, part]
-    mask, text = attention[:, start:].bool(), ids[attention.bool()].unsqueeze(0)
-    tokens = int(mask.sum())
+    rows = torch.tensor([row], device=ids.device)
+    if group:
+        groups, filled = prompt_groups(ids[:, :start], attention[:, :start]), attention[:, start]
+        rows = ((groups == groups[row]) & (filled == filled[row])).nonzero().squeeze(1)
+    ids, attention = ids[rows, part], attention[rows, part]
+    mask, text = attention[:, start:].bool(), ids[-1][attention[-1].bool()].unsqueeze(0)
+    tokens = int(mask[-1].sum())
     with evaluating(model):
         sparse = model.forward(
             input_ids=ids, labels=ids, attention_mask=attention, mask=mask, sparse_lm_head=True
@@ -266,7 +288,7 @@ def check_log_probs(
         return
     expected = (dense.logits[0, -tokens - 1 : -1].float() / temperature).log_softmax(-1)
     expected = expected.gather(-1, text[0, -tokens:].unsqueeze(-1)).squeeze(-1)
-    difference = float((sparse.log_probs[mask] - expected).abs().mean())
+    difference = float((sparse.log_probs[-1][mask[-1]] - expected).abs().mean())
     precise = model.dtype == torch.float32 and not torch.is_autocast_enabled(ids.device.type)
     if not difference <= (ROUNDING if precise else COARSE_ROUNDING):
         raise UserError(

@@ -11,6 +11,7 @@ from troll.common.seeding import derive_seed
 from troll.training.batches import step_counts, with_response_weights
 from troll.training.method import Method
 from troll.training.policy_lag import PolicyLag
+from troll.training.shared_prompts import GROUP, whole_groups
 from troll.training.trl_parts import GRPOTrainer, RepeatSampler
 
 
@@ -105,7 +106,12 @@ class OrderedTrainer(GRPOTrainer):
                 if number % self._generate_every == 0 or self._buffered_inputs is None:
                     self._seed_rollouts("rollout")
                     self.policy_lag.start_batch(self.model, self.rollout_batch)
-                inputs.append(super()._prepare_inputs(batch))
+                prepared = super()._prepare_inputs(batch)
+                if GROUP in prepared:  # a new rollout batch, which TRL has shuffled
+                    assert self._buffered_inputs is not None
+                    self._buffered_inputs = whole_groups(self._buffered_inputs)
+                    prepared = self._buffered_inputs[number % self.args.steps_per_generation]
+                inputs.append(prepared)
         finally:
             self._step = self._step_begun = first
         self._fetched, self.step_inputs = None, step_counts(inputs, self.accelerator)

@@ -92,6 +92,20 @@ class OldPolicy:
         return torch.cat(log_probs), SparseLogProbs.cat(distributions)
 
     @torch.no_grad()
+    def log_probs(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, length: int, chunk: int | None
+    ) -> Tensor:
+        """As `score`, but only the log-probs, and without recording: for the KL reference."""
+        log_probs, size = [], chunk or len(input_ids)
+        for start in range(0, len(input_ids), size):
+            rows = slice(start, start + size)
+            inputs = {"input_ids": input_ids[rows], "attention_mask": attention_mask[rows]}
+            with self._accelerator.autocast(), evaluating(model):
+                output = model(**inputs, mask=attention_mask[rows, -length:], sparse_lm_head=True)
+            log_probs.append(output.log_probs)
+        return torch.cat(log_probs)
+
+    @torch.no_grad()
     def score_batch(self, model: Any, inputs: Mapping[str, Any], chunk: int | None) -> dict[str, Tensor]:
         """Log-probs and distributions of a rollout batch's responses, as tensors for the batch."""
         log_probs, distribution = self.score(

@@ -75,6 +75,7 @@ def trainer_config(config: RunConfig, out: Path, *, bfloat16: bool = False) -> T
         policy_lag=training.policy_lag,
         trust_region_anchor=training.trust_region_anchor,
         micro_batch_tokens=training.micro_batch_tokens,
+        share_prompts=training.share_prompts,
         **blocks,
         output_dir=str(out),
         seed=seed,

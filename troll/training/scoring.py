@@ -40,24 +40,30 @@ class ScoringTrainer(ResumableTrainer):
         # TRL calls this for the old policy and for the reference; with PEFT both are the same model.
         if not (self.model.training or self.args.eval_loss or self.use_vllm):
             return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
-        batch_size = self._rows_at_once(input_ids.shape[1], batch_size)
+        prompt = input_ids.shape[1] - logits_to_keep
+        batch_size = self._rows_at_once(prompt, logits_to_keep, batch_size)
         if model is self.model and self.old_policy.records:
             scores = self.old_policy.record(model, input_ids, attention_mask, logits_to_keep, batch_size)
             return scores, None, None
+        if self.args.share_prompts:
+            batch = (model, input_ids, attention_mask, logits_to_keep, batch_size)
+            return self.old_policy.log_probs(*batch), None, None
         with evaluating(model):  # without dropout, as the old policy
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs
             )
 
-    def _rows_at_once(self, width: int, default: int | None) -> int | None:
+    def _rows_at_once(self, prompt: int, response: int, default: int | None) -> int | None:
+        """Responses of a pass, from the columns of prompts and of responses."""
         budget = self.args.micro_batch_tokens
-        return default if budget is None else max(1, budget // width)
+        group = self.num_generations if self.args.share_prompts and self.model.training else 1
+        return default if budget is None else max(1, budget // (prompt + group * response)) * group
 
     def _score(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Scores a batch with the current policy as the old one; TRL only scores it where they may differ."""
         rows = self.args.per_device_train_batch_size
-        width = inputs["prompt_ids"].shape[1] + inputs["completion_ids"].shape[1]
-        return self.old_policy.score_batch(self.model, inputs, self._rows_at_once(width, rows))
+        widths = inputs["prompt_ids"].shape[1], inputs["completion_ids"].shape[1]
+        return self.old_policy.score_batch(self.model, inputs, self._rows_at_once(*widths, rows))
 
     def _with_old_policy(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Adds the old policy to a batch that has none, because the new policy equals it."""

@@ -52,6 +52,12 @@ from troll.training.prompts import prepare_rollouts
 from troll.training.reference_kl import ReferenceKL, match_reference
 from troll.training.rewards import check_greedy
 from troll.training.scoring import ScoringTrainer
+from troll.training.shared_prompts import (
+    GROUP,
+    check_shared_prompts,
+    share_in_sampling,
+    shared_parts_within,
+)
 from troll.training.text_only import as_text_model, check_text
 from troll.training.trl_metrics import TrlMetrics
 from troll.training.trl_options import check_model
@@ -111,7 +117,8 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
         self.add_callback(LeaveBatch(self.trust_region))
         self.generated_samples = 0
         self._learnt_parts: list[dict[str, Any]] = []
-        add_sparse_lm_head(base, self.temperature, fp32=args.cast_lm_head_to_fp32)
+        shared = args.share_prompts
+        add_sparse_lm_head(base, self.temperature, fp32=args.cast_lm_head_to_fp32, share_prompts=shared)
         self.options_are_live()
 
     # Components
@@ -125,9 +132,15 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
         if self.ref_model is not None:
             reference = self.accelerator.unwrap_model(self.ref_model)
             add_position_ids(reference)
+            if self.args.share_prompts:
+                add_sparse_lm_head(reference, self.temperature, share_prompts=True)
             if not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
                 match_reference(base, reference)
         check_rollouts(self.args, self.method, self.train_dataset)
+        if self.args.share_prompts:
+            experts = self.aux_loss_enabled
+            check_shared_prompts(self.args, self.model, self.accelerator, self.noise, experts=experts)
+            share_in_sampling(base, self.num_generations)
         if self.method.needs_greedy:
             check_greedy(self)
         return base
@@ -230,6 +243,8 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
             output = self._with_old_policy(output)
         self.signal.add(output, self.num_generations)
         self._metrics["train"]["generated_samples"] = [float(self.generated_samples)]
+        if self.args.share_prompts:
+            output[GROUP] = torch.arange(len(output["rewards"])) // self.num_generations
         # The training pass yields the old policy with the same dropout.
         return without_old_policy(output) if on_policy and self.noise else output
 
@@ -270,7 +285,10 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
 
     def _within_budget(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
         budget = self.args.micro_batch_tokens if self.model.training else None
-        return [inputs] if budget is None else parts_within(inputs, budget, self.accelerator)
+        if budget is None:
+            return [inputs]
+        cut = shared_parts_within if self.args.share_prompts else parts_within
+        return cut(inputs, budget, self.accelerator)
 
     def _parts(self, model: Any, inputs: dict[str, Any]) -> list[dict[str, Any]]:
         """The parts of a micro-batch, with what the rule or an option needs of their whole step."""

@@ -52,6 +52,9 @@ def measure(
     work: Annotated[Path, typer.Option(help="directory for base model, problems and the run")],
     batches: Annotated[int, typer.Option(help="rollout batches; the first is not counted", min=2)] = 3,
     operations: Annotated[bool, typer.Option(help="also the largest operations of the last batch")] = False,
+    share_prompts: Annotated[
+        bool | None, typer.Option(help="in place of the file's training.share_prompts")
+    ] = None,
 ) -> None:
     """Print the processor seconds of a rollout batch by part."""
     begin(None)
@@ -62,7 +65,8 @@ def measure(
     experiment = read_experiment(file)
     run = experiment.run(run_id)
     config, base = resolve(experiment, run), resolve_base(experiment, run.model, run.task)
-    settings = {"rollout_batches": batches, "validate_every": 0, "checkpoint_every": batches}
+    settings: dict[str, Any] = {"rollout_batches": batches, "validate_every": 0, "checkpoint_every": batches}
+    settings |= {} if share_prompts is None else {"share_prompts": share_prompts}
     config = config.model_copy(update={"training": config.training.model_copy(update=settings)})
     task = config.task.model_dump()
     if not (work / "data/train.jsonl").exists():
@@ -112,8 +116,8 @@ def _trained(config: Any, work: Path, parts: Parts, operations: bool) -> dict[st
     made: list[Any] = []
 
     def measured(model: Any, *args: Any, **kwargs: Any) -> Any:
-        model.generate = parts.of("sampling", model.generate)
         trainer: Any = TrustRegionTrainer(model, *args, **kwargs)
+        model.generate = parts.of("sampling", model.generate)
         made.append(trainer)
         trainer.old_policy.score = parts.of("scoring", trainer.old_policy.score)
         trainer.compute_loss = parts.of("forward", trainer.compute_loss)
