@@ -108,9 +108,9 @@ def test_a_run_with_a_lag_goes_on_as_if_it_had_not_been_interrupted(make, tmp_pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"policy_lag": -1}, "policy_lag is -1, must be a number of rollout batches, 0 or more"),
+        ({"policy_lag": -1}, "policy_lag is -1, must be an integer >= 0"),
         ({"policy_lag": 1.5}, "policy_lag is 1.5, must be"),
-        ({"trust_region_anchor": "samplr"}, "did you mean 'sampler'"),
+        ({"trust_region_anchor": "samplr"}, "trust_region_anchor is 'samplr', must be one of"),
         ({"policy_lag": 1, "use_vllm": True}, "need rollouts by transformers"),
     ],
 )

@@ -60,12 +60,12 @@ def _range(noun: str, bounds: Sequence[Any]) -> str:
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def validated(model: type[_Model], value: object, where: object) -> _Model:
-    """Validates a value against a model; the `UserError` for an invalid one starts with ``where``."""
+def validated(model: type[_Model], value: object, where: object = "") -> _Model:
+    """Validates a value against a model; the `UserError` for an invalid one starts with ``where``, if any."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise UserError(f"{where}: {explain(error, model)}") from None
+        raise UserError(f"{where}: " * bool(where) + explain(error, model)) from None
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:

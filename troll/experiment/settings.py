@@ -79,6 +79,66 @@ class Pretraining(StrictModel):
     demonstrations: Count = Field(8, description="demonstrations in a micro-batch")
 
 
+Anchor = Literal["old", "sampler"]
+Aggregation = Literal[
+    "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "released"
+]
+"""How token losses are reduced to one number (`troll.algorithms.aggregation`)."""
+
+
+class PolicyUpdate(StrictModel):
+    """How a rollout batch updates the policy; `Training` and `troll.TrustRegionConfig` have these keys."""
+
+    policy_lag: Whole = Field(
+        0, description="rollout batches by which the sampling policy lags behind the trained one"
+    )
+    trust_region_anchor: Anchor = Field(
+        "old",
+        description="policy that the trust region stays close to: `old`, from before the updates on a "
+        "rollout batch; `sampler`, which sampled it; both are the same without policy_lag",
+    )
+    micro_batch_tokens: Count | None = Field(
+        None,
+        description="split mini-batches by length instead: largest number of tokens of a micro-batch, "
+        "padding included (paper: 12,000, or 6,144 for some models); a longer response forms its own",
+    )
+    # Left out at its default, so that digests of older configurations stay the same.
+    share_prompts: bool = Field(
+        False,
+        description="compute a prompt once for all its responses, in sampling by transformers, in scoring "
+        "and in training: the same update up to rounding, in fewer tokens; mini-batches then hold whole "
+        "groups; for models of the families Llama, Qwen2 and Qwen3",
+        exclude_if=lambda value: value is False,
+    )
+    max_prompt_tokens: Count | None = Field(
+        None, description="longest prompt in tokens; what happens to longer ones: long_prompts"
+    )
+    keep: Count = Field(64, description="K, largest number of tokens kept of each old distribution")
+    dropped_mass: NotNegative = Field(
+        1e-5, lt=1, description="delta: tokens are kept until they hold 1 - delta of the mass, or K are kept"
+    )
+    tail: Literal["pooled", "constant"] = Field(
+        "pooled",
+        description="mass of the tokens not kept: `pooled`, their exact total; `constant`, the paper's 1e-12 "
+        "for each",
+    )
+    aggregation: Aggregation | None = Field(
+        None,
+        description="how token losses are averaged; none: as the trust region or the estimator defines it; "
+        "`released`, as in the paper's code: for TROLL's rules and where it would be token-mean, the token "
+        "mean of each micro-batch of `micro_batch_tokens`, weighted by its share of the responses",
+    )
+    critic: Critic | None = Field(None, description="value model, required by estimators that use values")
+    regulariser: Regulariser | None = Field(
+        None, description="KL penalty to the base model; none, as in the paper, adds no penalty"
+    )
+    dynamic_sampling: DynamicSampling | None = Field(
+        None, description="replace prompts whose responses are all right or all wrong"
+    )
+    overlong: Overlong | None = Field(None, description="penalty on responses near max_response_tokens")
+    pretraining: Pretraining | None = Field(None, description="likelihood of demonstrations in the loss")
+
+
 class Vllm(StrictModel):
     """Samples rollouts with vLLM, which gets the weights from TRL before each rollout batch."""
 
@@ -112,7 +172,7 @@ class Vllm(StrictModel):
         return self
 
 
-class Training(StrictModel):
+class Training(PolicyUpdate):
     """How a run trains. Defaults are the paper's (released configurations of arXiv 2510.03817).
 
     A model, a task, a trust region, an estimator and a condition may override single keys; of several, the
@@ -131,28 +191,7 @@ class Training(StrictModel):
     responses_per_prompt: Count = Field(8, description="responses sampled for each prompt (G)")
     mini_batches: Count = Field(8, description="optimiser steps in one pass over a rollout batch")
     num_iterations: Count = Field(1, description="passes over a rollout batch; more make its data staler")
-    policy_lag: Whole = Field(
-        0, description="rollout batches by which the sampling policy lags behind the trained one"
-    )
-    trust_region_anchor: Literal["old", "sampler"] = Field(
-        "old",
-        description="policy that the trust region stays close to: `old`, from before the updates on a "
-        "rollout batch; `sampler`, which sampled it; both are the same without policy_lag",
-    )
     micro_batches: Count = Field(1, description="equal parts into which a mini-batch is split to save memory")
-    micro_batch_tokens: Count | None = Field(
-        None,
-        description="split mini-batches by length instead: largest number of tokens of a micro-batch, "
-        "padding included (paper: 12,000, or 6,144 for some models); a longer response forms its own",
-    )
-    # Left out at its default, so that digests of older configurations stay the same.
-    share_prompts: bool = Field(
-        False,
-        description="compute a prompt once for all its responses, in sampling by transformers, in scoring "
-        "and in training: the same update up to rounding, in fewer tokens; mini-batches then hold whole "
-        "groups; for models of the families Llama, Qwen2 and Qwen3",
-        exclude_if=lambda value: value is False,
-    )
     gpus: Whole = Field(0, description="GPUs of a run, one process each; 0: one GPU if there is one")
     # The next two are left out at their defaults, so that digests of older configurations stay the same.
     mixed_precision: bool = Field(
@@ -170,9 +209,6 @@ class Training(StrictModel):
     weight_decay: NotNegative = Field(0.0, description="AdamW's weight decay")
     gradient_clipping: Positive = Field(1.0, description="largest global gradient norm")
     temperature: Positive = Field(1.0, description="sampling temperature of rollouts")
-    max_prompt_tokens: Count | None = Field(
-        None, description="longest prompt in tokens; what happens to longer ones: long_prompts"
-    )
     # Left out at its default, so that digests of older configurations stay the same.
     long_prompts: Literal["omit", "cut"] = Field(
         "omit",
@@ -181,35 +217,6 @@ class Training(StrictModel):
         exclude_if=lambda value: value == "omit",
     )
     max_response_tokens: Count = Field(4096, description="longest response in tokens")
-    keep: Count = Field(64, description="K, largest number of tokens kept of each old distribution")
-    dropped_mass: NotNegative = Field(
-        1e-5, lt=1, description="delta: tokens are kept until they hold 1 - delta of the mass, or K are kept"
-    )
-    tail: Literal["pooled", "constant"] = Field(
-        "pooled",
-        description="mass of the tokens not kept: `pooled`, their exact total; `constant`, the paper's 1e-12 "
-        "for each",
-    )
-    aggregation: (
-        Literal[
-            "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "released"
-        ]
-        | None
-    ) = Field(
-        None,
-        description="how token losses are averaged; none: as the trust region or the estimator defines it; "
-        "`released`, as in the paper's code: for TROLL's rules and where it would be token-mean, the token "
-        "mean of each micro-batch of `micro_batch_tokens`, weighted by its share of the responses",
-    )
-    critic: Critic | None = Field(None, description="value model, required by estimators that use values")
-    regulariser: Regulariser | None = Field(
-        None, description="KL penalty to the base model; none, as in the paper, adds no penalty"
-    )
-    dynamic_sampling: DynamicSampling | None = Field(
-        None, description="replace prompts whose responses are all right or all wrong"
-    )
-    overlong: Overlong | None = Field(None, description="penalty on responses near max_response_tokens")
-    pretraining: Pretraining | None = Field(None, description="likelihood of demonstrations in the loss")
     # The next four are left out at their defaults, so that digests of older configurations stay the same.
     reward: str | None = Field(
         None,

@@ -3,8 +3,16 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from troll.training.method import BLOCKS, Anchor, Method, resolve
+from troll.experiment.settings import Aggregation, Anchor, PolicyUpdate
+from troll.training.method import Method, resolve
 from troll.training.trl_parts import GRPOConfig
+
+BLOCKS = ("critic", "regulariser", "dynamic_sampling", "overlong", "pretraining")
+"""Fields of `PolicyUpdate` that are blocks of settings."""
+
+
+_DEFAULTS = PolicyUpdate()
+_HELP = {name: {"help": key.description} for name, key in PolicyUpdate.model_fields.items()}
 
 
 @dataclass
@@ -48,83 +56,35 @@ class TrustRegionConfig(GRPOConfig):
     estimator_settings: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Settings of the estimator."}
     )
-    aggregation: str | None = field(
+    aggregation: Aggregation | None = field(
         default=None,
         metadata={
-            "help": "How token losses are reduced to one number: token-mean, seq-mean-token-mean, "
-            "seq-mean-token-sum, seq-mean-token-sum-norm, or released: for troll and troll-seq, and where it "
-            "would be token-mean, a token mean of each micro-batch, as in the paper's released code. If not "
-            "set, the estimator's aggregation, else that of `loss_type` in TRL. A trust region that requires "
-            "one overrides all of these, except released."
+            "help": "How token losses are averaged; released: for troll and troll-seq, and where "
+            "it would be token-mean, a token mean of each micro-batch, as in the paper's released code. If "
+            "not set, the estimator's aggregation, else that of `loss_type` in TRL. A trust region that "
+            "requires one overrides all of these, except released."
         },
     )
-    keep: int = field(default=64, metadata={"help": "K, tokens kept of each old distribution (paper: 64)."})
-    dropped_mass: float = field(
-        default=1e-5,
-        metadata={"help": "Tokens are dropped once the remaining mass is at most this (paper: 1e-5)."},
-    )
-    tail: Literal["pooled", "constant"] = field(
-        default="pooled",
-        metadata={
-            "help": "Treatment of the dropped tokens. 'pooled': one atom with their exact mass. 'constant', "
-            "as in the paper: old and new policy each keep their own tokens and assign 1e-12 to a token "
-            "that only the other one keeps; needs one more pass of the language-model head."
-        },
-    )
+    keep: int = field(default=_DEFAULTS.keep, metadata=_HELP["keep"])
+    dropped_mass: float = field(default=_DEFAULTS.dropped_mass, metadata=_HELP["dropped_mass"])
+    tail: Literal["pooled", "constant"] = field(default=_DEFAULTS.tail, metadata=_HELP["tail"])
     max_prompt_tokens: int | None = field(
         default=None,
         metadata={
             "help": "Longer prompts lose their first tokens, chat template included. If not set, none."
         },
     )
-    policy_lag: int = field(
-        default=0,
-        metadata={
-            "help": "Number of rollout batches by which the sampling policy lags behind; 0 samples with the "
-            "current policy. The weights in between are kept in main memory and in checkpoints."
-        },
-    )
+    policy_lag: int = field(default=_DEFAULTS.policy_lag, metadata=_HELP["policy_lag"])
     trust_region_anchor: Anchor = field(
-        default="old",
-        metadata={
-            "help": "The old policy of the trust region: 'old' is the policy before the updates on a "
-            "rollout batch, 'sampler' the policy that sampled it. They differ if `policy_lag` is not 0."
-        },
+        default=_DEFAULTS.trust_region_anchor, metadata=_HELP["trust_region_anchor"]
     )
-    critic: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={"help": "The value model; required by estimators that use values, rejected otherwise."},
-    )
-    regulariser: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "KL to the frozen reference model; replaces `beta`."}
-    )
-    dynamic_sampling: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={"help": "DAPO: replaces prompts whose responses are all correct or all wrong."},
-    )
-    overlong: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={"help": "DAPO: a growing penalty on the last tokens before the length limit."},
-    )
-    micro_batch_tokens: int | None = field(
-        default=None,
-        metadata={
-            "help": "Splits the `per_device_train_batch_size` responses into parts of at most this many "
-            "tokens, padding included, each with separate passes; the update is the same."
-        },
-    )
-    share_prompts: bool = field(
-        default=False,
-        metadata={
-            "help": "Computes a prompt once for all responses of its group, in sampling by transformers, "
-            "in scoring and in training: the same update up to rounding, in fewer tokens. Mini-batches then "
-            "hold whole groups. For Llama, Qwen2 and Qwen3 with attention `sdpa` or `eager`."
-        },
-    )
-    pretraining: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={"help": "PPO-ptx: adds the loss of demonstrations to that of the policy."},
-    )
+    micro_batch_tokens: int | None = field(default=None, metadata=_HELP["micro_batch_tokens"])
+    share_prompts: bool = field(default=False, metadata=_HELP["share_prompts"])
+    critic: dict[str, Any] | str | None = field(default=None, metadata=_HELP["critic"])
+    regulariser: dict[str, Any] | str | None = field(default=None, metadata=_HELP["regulariser"])
+    dynamic_sampling: dict[str, Any] | str | None = field(default=None, metadata=_HELP["dynamic_sampling"])
+    overlong: dict[str, Any] | str | None = field(default=None, metadata=_HELP["overlong"])
+    pretraining: dict[str, Any] | str | None = field(default=None, metadata=_HELP["pretraining"])
     eval_loss: bool = field(
         default=True, metadata={"help": "Whether validation also computes the loss; rewards do not need it."}
     )
@@ -132,11 +92,9 @@ class TrustRegionConfig(GRPOConfig):
     def __post_init__(self) -> None:
         """Parses JSON and validates all options, before any model is loaded."""
         super().__post_init__()
-        method = resolve(self)
-        for name in BLOCKS:
-            block = getattr(method, name)
-            if block is not None:  # plain data, which loggers and checkpoints can serialise
-                setattr(self, name, block.model_dump())
+        # Blocks become plain data, which loggers and checkpoints can serialise.
+        for name, block in self.resolve().model_dump(include=set(BLOCKS)).items():
+            setattr(self, name, block)
 
     def resolve(self) -> Method:
         """Resolves the current options to a complete `Method`."""

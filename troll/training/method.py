@@ -1,57 +1,38 @@
 """`Method`: the options of a `TrustRegionConfig`, TRL's loss options included, resolved and validated."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import InstanceOf, model_validator
 from torch.utils.data import IterableDataset
 
 from troll.algorithms.advantages import ESTIMATORS, EstimatorInfo
-from troll.algorithms.aggregation import RELEASED, check_aggregation
+from troll.algorithms.aggregation import RELEASED
 from troll.algorithms.trust_regions import TRUST_REGIONS, RuleInfo
-from troll.common.errors import UserError, unknown
-from troll.common.explain import explain
-from troll.experiment.settings import Critic, DynamicSampling, Overlong, Pretraining, Regulariser
+from troll.common.errors import UserError
+from troll.common.explain import validated
+from troll.experiment.settings import Aggregation, PolicyUpdate
 from troll.training.trl_options import (
     AGGREGATIONS,
     CISPO_SETTINGS,
     LOSS_RULES,
     RULE_SETTINGS,
     check_options,
-    is_set,
+    options_set,
 )
-
-BLOCKS: Mapping[str, type[BaseModel]] = {
-    "critic": Critic,
-    "regulariser": Regulariser,
-    "dynamic_sampling": DynamicSampling,
-    "overlong": Overlong,
-    "pretraining": Pretraining,
-}
-"""Blocks of settings; an experiment file uses the same names."""
 
 PROJECTING = ("troll", "troll-seq", "troll-adaptive")
 """Rules of which the released code takes the token mean whatever the aggregation: it has two of them."""
 
-Anchor = Literal["old", "sampler"]
-Block = TypeVar("Block", bound=BaseModel)
 
-
-@dataclass(frozen=True)
-class Method:
+class Method(PolicyUpdate):
     """A fully resolved method: all settings are complete; a block that is None is switched off."""
 
-    rule: RuleInfo
+    rule: InstanceOf[RuleInfo]
     rule_settings: Mapping[str, Any]
-    estimator: EstimatorInfo | None  # None: TRL's advantages
+    estimator: InstanceOf[EstimatorInfo] | None  # None: TRL's advantages
     estimator_settings: Mapping[str, Any]
-    aggregation: str  # how token losses are reduced to one number
-    critic: Critic | None
-    regulariser: Regulariser | None  # the KL to the reference; None: TRL's ``beta``
-    dynamic_sampling: DynamicSampling | None
-    overlong: Overlong | None
-    pretraining: Pretraining | None
+    aggregation: Aggregation
 
     @property
     def needs_greedy(self) -> bool:
@@ -65,39 +46,47 @@ class Method:
             self.estimator is not None or self.rule.needs_group_rewards or self.dynamic_sampling is not None
         )
 
+    @model_validator(mode="after")
+    def _check_blocks(self) -> "Method":
+        """Rejects blocks that the estimator does not use, and an estimator without the critic it needs."""
+        name = self.estimator and self.estimator.name
+        needed = self.estimator is not None and self.estimator.needs_values
+        if needed and self.critic is None:
+            raise ValueError(
+                f"estimator {name!r} needs a critic; critic={{}} enables it with default settings"
+            )
+        if self.critic is not None and not needed:
+            raise ValueError(f"estimator {name!r} does not use a critic; leave it out")
+        if self.estimator is not None:
+            return self
+        if self.overlong is not None:
+            raise ValueError("overlong has no effect on TRL's own advantages; name an estimator")
+        if self.regulariser is not None and self.regulariser.applied_to == "reward":
+            raise ValueError("a KL in the reward has no effect on TRL's own advantages; name an estimator")
+        return self
+
 
 def resolve(args: Any) -> Method:
     """Resolves a `TrustRegionConfig`; rejects invalid options and options without effect."""
-    blocks: dict[str, Any] = {name: _block(name, kind, getattr(args, name)) for name, kind in BLOCKS.items()}
-    if args.aggregation is not None:
-        check_aggregation(args.aggregation, of_run=True)
+    asked = validated(PolicyUpdate, {name: getattr(args, name) for name in PolicyUpdate.model_fields})
     rule = TRUST_REGIONS.find(_rule_name(args.trust_region, args.loss_type, args.importance_sampling_level))
-    check_options(args, rule.name)
-    _check_sampler(args, rule.name)
-    longest = args.max_prompt_tokens
-    if longest is not None and (not isinstance(longest, int) or isinstance(longest, bool) or longest < 1):
-        raise UserError(f"max_prompt_tokens is {longest!r}, must be a number of tokens, 1 or more")
-    settings = TRUST_REGIONS.complete(rule.name, _rule_settings(args, rule))
-    estimator: EstimatorInfo | None = None
-    estimator_settings: Mapping[str, Any] = {}
+    given = options_set(args)
+    check_options(args, rule.name, given)
+    estimator, estimator_settings = None, {}
     if args.estimator is not None:
         estimator = ESTIMATORS.find(args.estimator)
         estimator_settings = ESTIMATORS.complete(args.estimator, args.estimator_settings or {})
-    _check_blocks(estimator, blocks)
     # clip on whole responses is TRL's loss, aggregated by `loss_type`; gspo-clip by name is the paper's.
     required = None if args.trust_region == "clip" else rule.aggregation
     own = estimator.aggregation if estimator else None
-    aggregation = _aggregation(args, required, own, projects=rule.name in PROJECTING)
-    return Method(rule, settings, estimator, estimator_settings, aggregation, **blocks)
-
-
-def _block(name: str, kind: type[Block], value: Any) -> Block | None:
-    if value is None or isinstance(value, kind):
-        return value
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        raise UserError(explain(error, kind, name)) from None
+    resolved = {
+        "rule": rule,
+        "rule_settings": TRUST_REGIONS.complete(rule.name, _rule_settings(args, rule, given)),
+        "estimator": estimator,
+        "estimator_settings": estimator_settings,
+        "aggregation": _aggregation(args, given, required, own, projects=rule.name in PROJECTING),
+    }
+    return validated(Method, dict(asked) | resolved)
 
 
 def _rule_name(trust_region: str | None, loss_type: str, level: str) -> str:
@@ -113,7 +102,7 @@ def _rule_name(trust_region: str | None, loss_type: str, level: str) -> str:
     return {"troll": "troll-seq", "clip": "gspo-clip"}.get(name, name)
 
 
-def _rule_settings(args: Any, rule: RuleInfo) -> dict[str, Any]:
+def _rule_settings(args: Any, rule: RuleInfo, options: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of the trust region: ``trust_region_settings``, and those set through TRL's loss options."""
     given, valid = dict(args.trust_region_settings or {}), rule.settings
     meanings = CISPO_SETTINGS if rule.name == "cispo" else RULE_SETTINGS
@@ -125,10 +114,10 @@ def _rule_settings(args: Any, rule: RuleInfo) -> dict[str, Any]:
         settings = dict.fromkeys(meanings["epsilon"], args.epsilon)
     settings |= given
     for option, names in meanings.items():
-        if not is_set(args, option):
+        if option not in options:
             continue
         targets = [name for name in names if name in valid]
-        value = getattr(args, option)
+        value = options[option]
         if not targets:
             raise UserError(
                 f"{option}={value!r} has no effect on trust region {rule.name!r}; its settings "
@@ -141,7 +130,7 @@ def _rule_settings(args: Any, rule: RuleInfo) -> dict[str, Any]:
             )
         settings |= dict.fromkeys(targets, value)
     high = settings.get("epsilon_high", 0.2)
-    if is_set(args, "delta") and args.delta <= 1.0 + high:
+    if "delta" in options and args.delta <= 1.0 + high:
         raise UserError(
             f"delta={args.delta} must be above 1 + epsilon_high = {1.0 + high}: a smaller value "
             "would cap tokens that are not clipped"
@@ -149,7 +138,9 @@ def _rule_settings(args: Any, rule: RuleInfo) -> dict[str, Any]:
     return settings
 
 
-def _aggregation(args: Any, rule: str | None, estimator: str | None, *, projects: bool) -> str:
+def _aggregation(
+    args: Any, options: Mapping[str, Any], rule: str | None, estimator: str | None, *, projects: bool
+) -> str:
     """The rule's aggregation, else the configuration's, else the estimator's, else that of ``loss_type``.
 
     ``released`` applies to rules that project, and instead of token-mean; other rules and estimators keep
@@ -160,47 +151,13 @@ def _aggregation(args: Any, rule: str | None, estimator: str | None, *, projects
     chosen: str = rule or (None if released else asked) or estimator or expected
     if released and (projects or chosen == "token-mean"):
         chosen = RELEASED
-    if is_set(args, "loss_type") and chosen != expected:
+    if "loss_type" in options and chosen != expected:
         source = "the trust region" if rule else "aggregation" if args.aggregation else "the estimator"
         raise UserError(
             f"loss_type={args.loss_type!r} aggregates by {expected}, but {source} by {chosen}; "
             "leave loss_type at 'dapo'"
         )
     return chosen
-
-
-def _check_sampler(args: Any, rule: str) -> None:
-    """Rejects an invalid policy lag, and rollouts by vLLM where the lag or the rule does not support them."""
-    if not isinstance(args.policy_lag, int) or isinstance(args.policy_lag, bool) or args.policy_lag < 0:
-        raise UserError(f"policy_lag is {args.policy_lag!r}, must be a number of rollout batches, 0 or more")
-    anchors = get_args(Anchor)
-    if args.trust_region_anchor not in anchors:
-        raise UserError(f"trust_region_anchor: {unknown('name', args.trust_region_anchor, anchors)}")
-    if args.use_vllm and (args.policy_lag or args.trust_region_anchor == "sampler"):
-        raise UserError(
-            "policy_lag and trust_region_anchor='sampler' need rollouts by transformers: vLLM does not "
-            "return the sampling policy's distributions; leave them out or set use_vllm to false"
-        )
-    if rule == "vespo" and args.use_vllm and args.vllm_importance_sampling_correction:
-        raise UserError(
-            "TRL's vespo includes the importance-sampling correction for vLLM in its sequence weights, which "
-            "is not implemented here; set vllm_importance_sampling_correction to false"
-        )
-
-
-def _check_blocks(estimator: EstimatorInfo | None, blocks: Mapping[str, Any]) -> None:
-    """Rejects blocks that the estimator does not use, and an estimator without the critic that it needs."""
-    name, needed = estimator and estimator.name, estimator is not None and estimator.needs_values
-    if needed and blocks["critic"] is None:
-        raise UserError(f"estimator {name!r} needs a critic; critic={{}} enables it with default settings")
-    if blocks["critic"] is not None and not needed:
-        raise UserError(f"estimator {name!r} does not use a critic; leave it out")
-    if estimator is not None:
-        return
-    if blocks["overlong"] is not None:
-        raise UserError("overlong has no effect on TRL's own advantages; name an estimator")
-    if blocks["regulariser"] is not None and blocks["regulariser"].applied_to == "reward":
-        raise UserError("a KL in the reward has no effect on TRL's own advantages; name an estimator")
 
 
 def check_rollouts(args: Any, method: Method, dataset: Any) -> None:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from troll.common.errors import UserError
 from troll.common.files import atomic_path
+from troll.experiment.settings import Anchor
 from troll.training.diagnostics import Report
-from troll.training.method import Anchor
 from troll.training.policies import LOG_PROBS, OldPolicy
 
 FILE = "policy_lag.pt"

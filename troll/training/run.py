@@ -20,7 +20,7 @@ from troll.common.models import check_checkpoint, in_bfloat16, load_model, preci
 from troll.common.progress import say
 from troll.common.seeding import derive_seed
 from troll.experiment.run_config import RunConfig
-from troll.experiment.settings import Vllm
+from troll.experiment.settings import PolicyUpdate, Vllm
 from troll.tasks.prompts import template_arguments
 from troll.tasks.registry import get_task
 from troll.tasks.responses import begins_thought, judged_text, response_texts
@@ -31,7 +31,6 @@ from troll.training.checkpoints import CheckpointCallback, expect_tied_weights
 from troll.training.config import TrustRegionConfig
 from troll.training.held_out import HeldOutCallback, HeldOutSet
 from troll.training.manifest import manifest_of
-from troll.training.method import BLOCKS
 from troll.training.outputs import save_model, whole_state
 from troll.training.prompts import (
     load_policy_tokenizer,
@@ -59,24 +58,18 @@ def trainer_config(config: RunConfig, out: Path, *, bfloat16: bool = False) -> T
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     responses = training.prompts_per_batch * training.responses_per_prompt
     per_step = responses // training.mini_batches // processes
-    blocks = {name: getattr(training, name) for name in BLOCKS}
+    update = {name: getattr(training, name) for name in PolicyUpdate.model_fields}
     if not ESTIMATORS[estimator.rule].needs_values:
-        blocks["critic"] = None  # an experiment may set a critic for all its runs
+        update["critic"] = None  # an experiment may set a critic for all its runs
+    if training.long_prompts == "omit":
+        update["max_prompt_tokens"] = None
     validates = bool(training.validate_every and config.task.validation)
     arguments = TrustRegionConfig(
         trust_region=rule.rule,
         trust_region_settings=rule.settings,
         estimator=estimator.rule,
         estimator_settings=estimator.settings,
-        aggregation=training.aggregation,
-        keep=training.keep,
-        dropped_mass=training.dropped_mass,
-        tail=training.tail,
-        policy_lag=training.policy_lag,
-        trust_region_anchor=training.trust_region_anchor,
-        micro_batch_tokens=training.micro_batch_tokens,
-        share_prompts=training.share_prompts,
-        **blocks,
+        **update,
         output_dir=str(out),
         seed=seed,
         data_seed=seed,
@@ -87,7 +80,6 @@ def trainer_config(config: RunConfig, out: Path, *, bfloat16: bool = False) -> T
         num_iterations=training.num_iterations,
         # TRL rejects groups of one, which are valid with a critic; the actual number is set below.
         num_generations=training.responses_per_prompt if training.responses_per_prompt > 1 else responses,
-        max_prompt_tokens=training.max_prompt_tokens if training.long_prompts == "cut" else None,
         max_completion_length=training.max_response_tokens,
         max_tool_calling_iterations=training.tool_turns,
         temperature=training.temperature,

@@ -43,7 +43,7 @@ from troll.training.entropy_bonus import EntropyBonus
 from troll.training.head import add_position_ids, add_sparse_lm_head
 from troll.training.learning_signal import LearningSignal
 from troll.training.live_options import LiveOptions
-from troll.training.method import Method, check_rollouts, resolve
+from troll.training.method import Method, check_rollouts
 from troll.training.policies import LOG_PROBS, NewPolicy, OldPolicy, without_old_policy
 from troll.training.policy_lag import PolicyLag
 from troll.training.policy_loss import PolicyLoss
@@ -93,7 +93,7 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
         **kwargs: Any,
     ) -> None:
         args = _configuration(args, model)
-        self.method = resolve(args)  # again, because attributes of args may have been changed since
+        self.method = args.resolve()  # again, because attributes of args may have been changed since
         args = _with_reference(args, self.method)
         self.entropy_bonus = EntropyBonus(args)
         kwargs = as_text_model(model, args, _by_name(more, kwargs))

@@ -5,15 +5,12 @@ option is in one of the tables below; a test compares them with the fields of th
 options of a new release.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
 from troll.common.errors import UserError
 from troll.training.trl_parts import GRPOConfig, option
-
-Check = Callable[[Any, str], str | None]
-"""Maps a `troll.training.config.TrustRegionConfig` and its trust region's name to an error, or None."""
 
 BY_TRL = frozenset(
     [
@@ -136,14 +133,6 @@ def _restricts(name: str, value: Any, temperature: float, where: str) -> str | N
     )
 
 
-def _sampling_problem(args: Any, _: str) -> str | None:
-    given = {name: getattr(args, name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
-    problems = [_restricts(name, value, args.temperature, "") for name, value in given.items()]
-    for name, value in (args.generation_kwargs or {}).items():
-        problems.append(_restricts(name, value, args.temperature, "generation_kwargs: "))
-    return next(filter(None, problems), None)
-
-
 def check_model(args: Any, model: Any, given: Any) -> None:
     """Rejects a model without trainable parameters, or whose ``generation_config`` changes the distribution.
 
@@ -162,94 +151,83 @@ def check_model(args: Any, model: Any, given: Any) -> None:
             raise UserError(problem)
 
 
-def _structured(args: Any, _: str) -> str | None:
-    if not args.use_vllm or args.vllm_importance_sampling_correction:
-        return None
-    if args.vllm_structured_outputs_regex is None:
-        return None
-    return (
-        "vllm_structured_outputs_regex samples from a restricted distribution; set "
-        "vllm_importance_sampling_correction to true, which corrects for that"
-    )
+CONDITIONAL = frozenset(
+    [
+        *("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs", "use_liger_kernel"),
+        *("loss_type", "importance_sampling_level", "scale_rewards", "multi_objective_aggregation"),
+        "vllm_structured_outputs_regex",
+    ]
+)
+"""Options that are only valid under a condition, see `check_options`."""
+
+_DEFAULTS = {field.name: field.default for field in fields(GRPOConfig)}
 
 
-def _loss_type(args: Any, rule: str) -> str | None:
-    if args.loss_type in AGGREGATIONS:
-        return _loss_rule(args, rule)
-    return f"loss_type={args.loss_type!r} is not supported; valid: {', '.join(AGGREGATIONS)}"
+def options_set(args: Any) -> dict[str, Any]:
+    """Returns the options of TRL that differ from their defaults."""
+    known = {name: getattr(args, name) for name in _DEFAULTS if hasattr(args, name)}
+    return {name: value for name, value in known.items() if value != _DEFAULTS[name]}
 
 
-def _loss_rule(args: Any, rule: str) -> str | None:
-    names = LOSS_RULES.get(args.loss_type)
-    if names is None or rule in names:
-        return None
-    return (
-        f"loss_type={args.loss_type!r} is a trust region here, and trust_region is {rule!r}; "
-        f"set trust_region={names[0]!r} or leave loss_type at 'dapo'"
-    )
+def check_options(args: Any, rule: str, given: Mapping[str, Any]) -> None:
+    """Rejects options that would have no effect or not the documented one.
+
+    Args:
+        rule: name of the trust region.
+        given: see `options_set`.
+    """
+    for problem in _problems(args, rule, given):
+        raise UserError(problem)
 
 
-def _level(args: Any, rule: str) -> str | None:
+def _problems(args: Any, rule: str, given: Mapping[str, Any]) -> Iterator[str]:
+    sampled = {name: getattr(args, name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
+    for where, options in (("", sampled), ("generation_kwargs: ", args.generation_kwargs or {})):
+        for name, value in options.items():
+            if problem := _restricts(name, value, args.temperature, where):
+                yield problem
+    corrected = args.vllm_importance_sampling_correction
+    if args.use_vllm and args.vllm_structured_outputs_regex is not None and not corrected:
+        yield (
+            "vllm_structured_outputs_regex samples from a restricted distribution; set "
+            "vllm_importance_sampling_correction to true, which corrects for that"
+        )
+    if args.loss_type not in AGGREGATIONS:
+        yield f"loss_type={args.loss_type!r} is not supported; valid: {', '.join(AGGREGATIONS)}"
+    names = LOSS_RULES.get(args.loss_type, (rule,))
+    if rule not in names:
+        yield (
+            f"loss_type={args.loss_type!r} is a trust region here, and trust_region is {rule!r}; "
+            f"set trust_region={names[0]!r} or leave loss_type at 'dapo'"
+        )
     level = args.importance_sampling_level
     if level not in ("token", "sequence"):
-        return f"importance_sampling_level={level!r} is invalid; valid: token, sequence"
-    if level == "token" or rule in SEQUENCE_RULES:
-        return None
-    return (
-        "importance_sampling_level='sequence' needs a sequence-level trust region, but trust_region "
-        f"is {rule!r}; valid: {', '.join(('troll', 'clip', *SEQUENCE_RULES))}"
-    )
-
-
-def _only_trl_advantages(name: str) -> Check:
-    def check(args: Any, _: str) -> str | None:
-        if args.estimator is None or not is_set(args, name):
-            return None
-        return (
-            f"{name}={getattr(args, name)!r} has no effect on the advantages of estimator "
-            f"{args.estimator!r}; leave one of the two out"
+        yield f"importance_sampling_level={level!r} is invalid; valid: token, sequence"
+    if level == "sequence" and rule not in SEQUENCE_RULES:
+        yield (
+            "importance_sampling_level='sequence' needs a sequence-level trust region, but trust_region "
+            f"is {rule!r}; valid: {', '.join(('troll', 'clip', *SEQUENCE_RULES))}"
         )
-
-    return check
-
-
-def _liger(args: Any, _: str) -> str | None:
-    if not option(args, "use_liger_kernel"):
-        return None
-    return "use_liger_kernel is not supported: the sparse head has not been tested with Liger; leave it out"
-
-
-CONDITIONAL: Mapping[str, Check] = {
-    "top_p": _sampling_problem,
-    "top_k": _sampling_problem,
-    "min_p": _sampling_problem,
-    "repetition_penalty": _sampling_problem,
-    "generation_kwargs": _sampling_problem,
-    "vllm_structured_outputs_regex": _structured,
-    "loss_type": _loss_type,
-    "importance_sampling_level": _level,
-    "scale_rewards": _only_trl_advantages("scale_rewards"),
-    "multi_objective_aggregation": _only_trl_advantages("multi_objective_aggregation"),
-    "use_liger_kernel": _liger,
-}
-"""Options that are only valid under a condition, and the checks of it."""
-
-
-def is_set(args: Any, name: str) -> bool:
-    """Whether an option of TRL differs from its default."""
-    defaults = {field.name: field.default for field in fields(GRPOConfig)}
-    return name in defaults and bool(getattr(args, name) != defaults[name])
-
-
-def check_options(args: Any, rule: str) -> None:
-    """Rejects options that would have no effect or not the documented one, see `CONDITIONAL`."""
-    for check in CONDITIONAL.values():
-        problem = check(args, rule)
-        if problem:
-            raise UserError(problem)
-    if args.regulariser is not None:
-        for name in ("beta", "use_bias_correction_kl"):
-            if is_set(args, name):
-                raise UserError(
-                    f"{name} and regulariser both set the KL to the reference; leave one of them out"
-                )
+    for name in ("scale_rewards", "multi_objective_aggregation"):
+        if name in given and args.estimator is not None:
+            yield (
+                f"{name}={given[name]!r} has no effect on the advantages of estimator "
+                f"{args.estimator!r}; leave one of the two out"
+            )
+    if args.use_vllm and (args.policy_lag or args.trust_region_anchor == "sampler"):
+        yield (
+            "policy_lag and trust_region_anchor='sampler' need rollouts by transformers: vLLM does not "
+            "return the sampling policy's distributions; leave them out or set use_vllm to false"
+        )
+    if rule == "vespo" and args.use_vllm and corrected:
+        yield (
+            "TRL's vespo includes the importance-sampling correction for vLLM in its sequence weights, which "
+            "is not implemented here; set vllm_importance_sampling_correction to false"
+        )
+    if option(args, "use_liger_kernel"):
+        yield (
+            "use_liger_kernel is not supported: the sparse head has not been tested with Liger; leave it out"
+        )
+    for name in ("beta", "use_bias_correction_kl"):
+        if name in given and args.regulariser is not None:
+            yield f"{name} and regulariser both set the KL to the reference; leave one of them out"
