@@ -5,6 +5,8 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["TROLL_BASE_MODELS"] = "0"  # what is made before a test is not taken in it
+# lm_eval sets this as it is imported; a warm server that began before would refuse all commands after that.
+os.environ.setdefault("HF_XET_HIGH_PERFORMANCE", "1")
 
 import signal
 import subprocess

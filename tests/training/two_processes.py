@@ -2,7 +2,10 @@
 
 import json
 import os
+import signal
+import socket
 import sys
+import traceback
 from pathlib import Path
 
 import sharded
@@ -165,17 +168,50 @@ def validate(base, out):
     return validating.greedy_success(rows, lambda task_id, **_: [2.0**number for number in task_id])[1]
 
 
-def main(base, out, data):
+def compared(base, out, data):
+    """In each of the processes; the first of them says what was found."""
     found = {name: train_method(base, out / name, name) for name in METHODS}
     found |= {name: train_alike(base, out / name, name, 2) for name in ALIKE}
-    train_run(read_run_file(out / "run/run.yaml"), base, data, out / "run", data / "suites")
+    for name in ("run", "stopped"):
+        directory = out / name
+        train_run(read_run_file(directory / "run.yaml"), base, data, directory, data / "suites")
     found["greedy"] = validate(base, out / "validate")
     found["sharded"] = sharded.compare(base)
     if dist.get_rank() == 0:
         print("RESULT " + json.dumps(found), flush=True)
     dist.barrier()
-    # gloo's threads and DDP's destructors now and then wait for each other at a normal exit.
-    os._exit(0)
+
+
+def forked(rank, port, work):
+    """A process of two, as torchrun starts them, but with what this one has imported."""
+    process = os.fork()
+    if process:
+        return process
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    status = 1
+    try:
+        work()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # gloo's threads and DDP's destructors now and then wait for each other at a normal exit.
+        os._exit(status)
+
+
+def main(base, out, data):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = {forked(rank, port, lambda: compared(base, out, data)) for rank in range(2)}
+    while processes:
+        process, status = os.wait()
+        processes.remove(process)
+        if status:  # the other one waits for it
+            for other in processes:
+                os.kill(other, signal.SIGKILL)
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 from troll.analysis.data.archive import held
 
@@ -136,6 +137,31 @@ def disturb(directory, kind):
         "status": process.returncode,
         "bases": there,
     }
+
+
+def killed_in_training(directory, environment):
+    """Kills everything as soon as a run has trained a step.
+
+    Returns:
+        A namespace: `bases`, when the base model of that run was made, by path, and `left`, what still runs.
+    """
+    command = [sys.executable, "-m", "troll.cli", "run", EXPERIMENT, "--cores", "2"]
+    results, deadline = directory / "results/reduced", time.monotonic() + 600
+    with (directory / "said").open("w") as said:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
+        process = subprocess.Popen(command, cwd=directory, env=environment, start_new_session=True, **streams)
+    while not (begun := list(results.glob("runs/**/metrics.jsonl"))):
+        assert process.poll() is None and time.monotonic() < deadline, (directory / "said").read_text()
+        time.sleep(0.02)
+    for number in victims("everything", process.pid, directory):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+    process.wait(60)
+    tasks = {path.relative_to(results / "runs").parts[1] for path in begun}
+    bases = [results / "base/tiny" / task / "manifest.json" for task in tasks]
+    return SimpleNamespace(
+        bases={path: path.stat().st_mtime_ns for path in bases}, left=left_behind(directory)
+    )
 
 
 def left_behind(directory):

@@ -102,20 +102,13 @@ def test_names_of_files_may_have_braces_and_that_of_the_checkout_may_not(checkou
     assert "Traceback" not in refused.stderr
 
 
-def test_the_default_graph_builds_and_is_the_testbed(checkout):
-    result = snakemake(checkout, "-n", "--quiet", "rules")
-    assert result.returncode == 0, result.stderr
-    result = snakemake(checkout, "-n")
-    assert "results/testbed/page.html" in result.stdout + result.stderr
-
-
-def test_a_fresh_clone_trains_although_it_comes_with_released_results(checkout, repository):
+def test_a_fresh_clone_makes_the_testbed_although_it_comes_with_its_released_results(checkout, repository):
     shutil.copytree(repository / "results/released/testbed", checkout / "results/released/testbed")
     result = snakemake(checkout, "-n")
     assert result.returncode == 0, result.stderr
+    assert "results/testbed/page.html" in result.stdout + result.stderr
     assert planned(result, "train") == 48
     assert planned(result, "base_model") == 2
-    assert planned(snakemake(checkout, "-n", "--config", "seeds=[0,1]"), "train") == 32
 
 
 def test_a_mistake_in_the_configuration_is_one_line_before_anything_runs(checkout):
@@ -163,13 +156,11 @@ def test_a_group_of_which_no_task_can_be_run_says_so_and_the_others_run(checkout
 
 
 def test_adding_a_seed_adds_only_its_runs(checkout):
-    def jobs(*extra):
-        result = snakemake(checkout, "-n", "--configfile", "tests/workflow/reduced.yaml", *extra)
-        assert result.returncode == 0, result.stderr
-        return planned(result, "train"), planned(result, "base_model")
-
-    assert jobs() == (4, 2)
-    assert jobs("--config", "seeds=[0,1]") == (8, 2)
+    """Without it there are four, as the whole chain shows."""
+    arguments = ("--configfile", "tests/workflow/reduced.yaml", "--config", "seeds=[0,1]")
+    result = snakemake(checkout, "-n", *arguments)
+    assert result.returncode == 0, result.stderr
+    assert (planned(result, "train"), planned(result, "base_model")) == (8, 2)
 
 
 def test_a_group_has_tables_figures_verdicts_and_a_page_of_its_own(checkout):
@@ -200,17 +191,33 @@ def test_a_failure_ends_with_where_to_look(checkout):
     assert "claims.md" not in result.stderr
 
 
+def made_by_command(directory):
+    result = make_results(directory, env=os.environ | named_server())
+    assert result.returncode == 0, result.stderr[-4000:]
+    return result.stderr
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The reduced experiment made undisturbed: its directory, and what was said."""
+def checkouts(tmp_path_factory):
+    """Makes directories with the workflow for its reduced experiment."""
     available, reason = sandbox_available()
     if not available:
         pytest.skip(f"no sandbox, so that one of the two tasks is left out: {reason}")
-    directory = tmp_path_factory.mktemp("a checkoüt")
-    kills.checkout(directory)
-    result = make_results(directory, env=os.environ | named_server())
-    assert result.returncode == 0, result.stderr[-4000:]
-    return SimpleNamespace(directory=directory, said=result.stderr)
+
+    def make():
+        directory = tmp_path_factory.mktemp("a checkoüt")
+        kills.checkout(directory)
+        return directory
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def whole(checkouts):
+    """The reduced experiment: all was killed as its first run trained, and the command typed again."""
+    directory = checkouts()
+    before = kills.killed_in_training(directory, os.environ | named_server())
+    return SimpleNamespace(directory=directory, before=before, said=made_by_command(directory))
 
 
 @pytest.mark.slow
@@ -233,6 +240,15 @@ def test_the_whole_chain(whole, troll):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+def test_what_is_killed_goes_on_and_what_was_finished_stays(whole):
+    assert whole.before.left == [] == kills.left_behind(whole.directory)
+    assert whole.before.bases and all(
+        path.stat().st_mtime_ns == then for path, then in whole.before.bases.items()
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_run_is_graded_before_another_is_begun(whole):
     """So that an interrupted experiment holds finished runs, and not many that are half done."""
     log = (whole.directory / full_log(whole.said)).read_text()
@@ -244,12 +260,21 @@ def test_a_run_is_graded_before_another_is_begun(whole):
             assert rules[:position].count("train") - rules[:position].count("grade") <= 1, started
 
 
+@pytest.fixture(scope="module")
+def undisturbed(checkouts):
+    """The reduced experiment, of which nothing was killed."""
+    directory = checkouts()
+    made_by_command(directory)
+    return directory
+
+
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300 * KILLS)
 @pytest.mark.skipif(not warm.usable(), reason="no warm server is started on this machine")
-def test_an_experiment_goes_on_whatever_was_killed(whole, tmp_path):
-    expected = kills.contents(whole.directory)
-    assert not kills.left_behind(whole.directory) and len(expected) > 20
+def test_an_experiment_goes_on_whatever_was_killed(undisturbed, tmp_path):
+    expected = kills.contents(undisturbed)
+    assert not kills.left_behind(undisturbed) and len(expected) > 20
     for number in range(0, KILLS, len(kills.KINDS)):
         kinds = kills.KINDS[: KILLS - number]
         found = kills.disturbed(tmp_path / f"killed {number}", kinds, expected)
@@ -262,10 +287,11 @@ def test_an_experiment_goes_on_whatever_was_killed(whole, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # test_kept_runs.py has its plans, with runs that nobody has trained
 @pytest.mark.timeout(600)
-def test_what_the_tables_hold_counts_as_made_and_the_rest_is_made(whole, tmp_path):
+def test_what_the_tables_hold_counts_as_made_and_the_rest_is_made(undisturbed, tmp_path):
     """On another machine, that is; with the base models for it."""
-    checkout = shutil.copytree(whole.directory, tmp_path / "kept")
+    checkout = shutil.copytree(undisturbed, tmp_path / "kept")
     check_kept(checkout, checkout / "results/reduced", ("--configfile", "tests/workflow/reduced.yaml"))
 
 
