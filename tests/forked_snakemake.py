@@ -56,7 +56,8 @@ def _context() -> ForkServerContext:
     return context
 
 
-_CONTEXT = _context()
+CONTEXT = _context()
+"""Forks from a process that has imported what `imported_modules` names."""
 
 
 def named_server() -> dict[str, str]:
@@ -83,7 +84,7 @@ def snakemake(
         env = os.environ | (named_server() if jobs else {})
     with tempfile.TemporaryDirectory() as directory:
         said = [Path(directory, name) for name in ("stdout", "stderr")]
-        process = _CONTEXT.Process(target=_main, args=(arguments, str(cwd), dict(env), said))
+        process = CONTEXT.Process(target=_main, args=(arguments, str(cwd), dict(env), said))
         process.start()
         process.join(timeout)
         if process.is_alive():

@@ -48,8 +48,19 @@ def test_kernels_compile_for_cuda(capability, tmp_path, monkeypatch):
 @pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="interpreted kernels cannot be compiled"
 )
-@pytest.mark.parametrize(("keep", "vocab"), [(64, 151_936), (256, 151_936), (64, 50_003)])
-@pytest.mark.parametrize("capability", [80, 90])
+# The largest at every change, the others at night: each takes seconds.
+@pytest.mark.parametrize(
+    ("capability", "keep", "vocab"),
+    [
+        (90, 256, 151_936),
+        *(
+            pytest.param(capability, *sizes, marks=pytest.mark.nightly)
+            for capability in (80, 90)
+            for sizes in ((64, 151_936), (256, 151_936), (64, 50_003))
+            if (capability, *sizes) != (90, 256, 151_936)
+        ),
+    ],
+)
 def test_kernels_of_top_k_compile_without_spills(capability, keep, vocab, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from kernel_compiler import compiled, signature_of

@@ -1,17 +1,19 @@
 """Finished runs as rows of the tables: what is appended, replaced and taken, and what a kill leaves."""
 
 import json
-import os
+import multiprocessing
 import random
-import signal
-import subprocess
-import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import synthetic
+from forked_snakemake import CONTEXT
 
 from troll.analysis.data.archive import TAKEN, Held, append_run, held, part_of, take
 from troll.analysis.data.results import read_results
@@ -374,27 +376,35 @@ def test_the_command_appends_and_says_in_one_line_what_it_cannot(
     assert (result.returncode, result.stderr) == (1, said)
 
 
-# Appends its runs to the results that each line of the input names, and says which are in.
-APPENDER = """
-import sys
-from pathlib import Path
-from troll.analysis.data.archive import append_run
-print("ready", flush=True)
-for line in sys.stdin:
-    for directory in sys.argv[1:]:
-        name = "/".join(Path(directory).parts[-6:])
-        append_run(Path(directory), Path(line.strip()), f"key of {name}")
-        print(name, flush=True)
-"""
+def append_all(directories: list[Path], requests: Connection, said: Connection) -> None:
+    """Appends its runs to the results that each request names, and says which are in."""
+    while True:
+        results = requests.recv()
+        for directory in directories:
+            append_run(directory, results, key("/".join(directory.parts[-6:])))
+            said.send("/".join(directory.parts[-6:]))
 
 
-def appender(directories: list[Path]) -> "subprocess.Popen[str]":
-    """A process that is ready to append."""
-    command = [sys.executable, "-c", APPENDER, *map(str, directories)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
+@contextmanager
+def appender(directories: list[Path]) -> Iterator[tuple[BaseProcess, Connection, Connection]]:
+    """A process that appends where it is asked to; it, where it is asked, and what it says."""
+    (requests, ask), (heard, said) = multiprocessing.Pipe(False), multiprocessing.Pipe(False)
+    process = CONTEXT.Process(target=append_all, args=(directories, requests, said))
+    process.start()
+    for end in (requests, said):
+        end.close()
+    try:
+        yield process, ask, heard
+    finally:
+        process.kill()
+        process.join()
+
+
+def all_said(heard: Connection) -> Iterator[str]:
+    """What is still said, until the other end is gone."""
+    with suppress(EOFError):
+        while True:
+            yield heard.recv()
 
 
 def unfinished(table: Path) -> list[str]:
@@ -408,18 +418,17 @@ def test_a_kill_at_any_moment_costs_at_most_the_run_that_was_being_appended(
     runs, kept = [*CLIP[1:], *TROLL], [CLIP[0], BASE]
     append(made, tmp_path, *kept)
     draw, table = random.Random(5), tmp_path / "tidy"
-    for number in range(8):
-        process = appender([made[name] for name in draw.sample(runs, len(runs))])
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(f"{tmp_path}\n" * 100)
-        process.stdin.flush()
-        time.sleep(draw.uniform(0.05, 0.6))
-        # At any moment, or in the middle of writing.
-        while number % 2 and process.poll() is None and not unfinished(table):
-            pass
-        os.kill(process.pid, signal.SIGKILL)
-        said = process.stdout.read().split()
-        process.wait()
+    for number in range(4):
+        with appender([made[name] for name in draw.sample(runs, len(runs))]) as (process, ask, heard):
+            for _ in range(100):
+                ask.send(tmp_path)
+            said = [heard.recv()]  # it has begun
+            time.sleep(draw.uniform(0.0, 0.3))
+            # At any moment, or in the middle of writing.
+            while number % 2 and process.is_alive() and not unfinished(table):
+                time.sleep(0.0005)
+            process.kill()
+            said += all_said(heard)
         kept = list(dict.fromkeys([*kept, *said]))
         found = list(held(tmp_path))
         assert set(kept) <= set(found) and len(found) <= len(kept) + 1
@@ -437,16 +446,12 @@ def test_two_processes_that_append_at_the_same_time_lose_nothing(
     made: dict[str, Path], tmp_path: Path
 ) -> None:
     halves = ([CLIP[0], TROLL[0], CLIP[1]], [TROLL[1], CLIP[2], TROLL[2]])
-    processes = [appender([made[name] for name in names]) for names in halves]
     append(made, tmp_path / "alone", *CLIP, *TROLL)
-    for number in range(10):  # each run once: one that is lost does not come back
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write(f"{tmp_path / str(number)}\n")
-            process.stdin.flush()
-        for process, names in zip(processes, halves, strict=True):
-            assert process.stdout is not None
-            assert [process.stdout.readline().strip() for _ in names] == names
-        assert contents(tmp_path / str(number)) == contents(tmp_path / "alone")
-    for process in processes:
-        process.communicate(timeout=60)
+    with ExitStack() as stack:
+        processes = [stack.enter_context(appender([made[name] for name in names])) for names in halves]
+        for number in range(5):  # each run once: one that is lost does not come back
+            for _, ask, _ in processes:
+                ask.send(tmp_path / str(number))
+            for (_, _, heard), names in zip(processes, halves, strict=True):
+                assert [heard.recv() for _ in names] == names
+            assert contents(tmp_path / str(number)) == contents(tmp_path / "alone")

@@ -1,8 +1,6 @@
 """The schema and the page of settings are those of the models, and the experiment files are valid by it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jsonschema
@@ -15,16 +13,17 @@ from troll.operations.schema import reference, schema_text, setting_table
 
 
 @pytest.mark.parametrize("path", ["troll/experiment/experiment.schema.json", "docs/configuration.md"])
-def test_generated_files_are_up_to_date(repository, tmp_path, path):
+def test_generated_files_are_up_to_date(repository, tmp_path, path, troll):
     written = tmp_path / Path(path).name
     # In a process of its own: here other tests may have registered rules of theirs.
-    subprocess.run([Path(sys.executable).parent / "troll", "release", "schema", "--out", written], check=True)
+    assert troll("release", "schema", "--out", written).returncode == 0
     assert (repository / path).read_text() == written.read_text(), f"out of date: `make docs` writes {path}"
 
 
 def test_the_schema_takes_every_experiment_file_and_refuses_mistakes(repository):
     schema = json.loads(schema_text())
     jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
     files = [
         path
         for path in (repository / "workflow/config").glob("*.yaml")
@@ -33,12 +32,12 @@ def test_the_schema_takes_every_experiment_file_and_refuses_mistakes(repository)
     assert len(files) >= 3
     for path in files:
         text = path.read_text()
-        jsonschema.validate(yaml.safe_load(text), schema)
+        validator.validate(yaml.safe_load(text))
         line = "# yaml-language-server: $schema=../../troll/experiment/experiment.schema.json"
         assert text.splitlines()[0] == line, path
     good = yaml.safe_load(files[0].read_text())
     rules = {"mine": {"rule": "troll", "settings": {"kl_bound": 0.1}}, "own": {"rule": "mine.py:f"}}
-    jsonschema.validate(good | {"trust_regions": rules}, schema)
+    validator.validate(good | {"trust_regions": rules})
     for wrong in (
         {"sseeds": [1]},
         {"seeds": []},
@@ -51,7 +50,7 @@ def test_the_schema_takes_every_experiment_file_and_refuses_mistakes(repository)
         {"estimators": {"mine": {"rule": "gae", "settings": {"lam": 1.5}}}},
     ):
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(good | wrong, schema)
+            validator.validate(good | wrong)
 
 
 def test_every_setting_has_a_meaning():
@@ -74,15 +73,14 @@ def test_every_setting_of_a_rule_has_a_meaning(registry):
 
 
 @pytest.mark.parametrize("section", ["Args", "Settings", "Keyword Args"])
-def test_a_rule_in_a_file_shows_what_its_docstring_says(tmp_path, section):
+def test_a_rule_in_a_file_shows_what_its_docstring_says(tmp_path, section, troll):
     (tmp_path / "mine.py").write_text(
         "from troll.algorithms.ranges import NotNegative\n"
         "def wall(new, old, advantages, mask, *, coefficient: NotNegative = 1.0, late=True):\n"
         f'    """A wall.\n\n    {section}:\n        coefficient (float): weight of the pull:\n'
         '            a | b.\n\n    Returns:\n        late: no setting.\n    """\n'
     )
-    command = [Path(sys.executable).parent / "troll", "check", "--rule", "mine.py:wall"]
-    shown = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path).stdout
+    shown = troll("check", "--rule", "mine.py:wall", cwd=tmp_path, check=True).stdout
     assert shown.splitlines()[2:] == [
         "| `mine.py:wall` | `coefficient` | a number >= 0 | `1` | weight of the pull: a \\| b |",
         "| `mine.py:wall` | `late` | true or false | `true` |  |",
