@@ -9,7 +9,13 @@ import synthetic
 import yaml
 
 from troll.analysis.claims.decision import PairedDifferences, Side, decide
-from troll.analysis.claims.ledger import findings, to_html, to_markdown, to_short_markdown, write_claims
+from troll.analysis.claims.ledger import (
+    findings,
+    to_folded_markdown,
+    to_markdown,
+    to_short_markdown,
+    write_claims,
+)
 from troll.analysis.claims.packaged import claims_file
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict, judge, read_claims
 from troll.analysis.claims.wording import span, why
@@ -222,7 +228,7 @@ def test_a_retired_claim_is_listed_with_its_reason_and_counted_nowhere(known: Ti
     before, _, listed = to_markdown(judged).partition("1 claim retired, which no count includes:\n\n")
     assert before.startswith("1 claim: 1 supported everywhere.") and "Gone" not in before
     assert listed.startswith("- Gone (`gone`): the duel answers it. Its runs: supported everywhere, +25.0")
-    assert "the duel answers it" in to_html(judged)
+    assert "the duel answers it" in to_folded_markdown(judged)
     table, _, listed = to_short_markdown(judged).partition("1 claim retired, which no count includes:\n\n- ")
     assert "Gone" not in table and listed.startswith("Gone (`gone`): the duel answers it.")
     assert findings(judged)[-1] == "Of 1 claim with runs: 1 supported everywhere. 1 claim is retired."
@@ -345,12 +351,12 @@ def test_one_seed_is_inconclusive_and_has_no_interval(known: Tidy) -> None:
     assert "nats, no interval, 1 seed" in text and "nan" not in text
 
 
-def test_html_ledger_escapes_and_folds_away_what_was_not_run(known: Tidy) -> None:
-    judged = judge([claim(sentence="<S>"), claim(id="n", trust_region="gspo")], known.runs, known.items)
-    text = to_html(judged)
-    assert "&lt;S&gt;" in text and "<S>" not in text
-    assert text.index("depends on condition") < text.index("1 claim that these runs cannot judge")
-    assert text.count("<details>") == 2 and "<em>Missing: runs of gspo and clip.</em>" in text
+def test_the_complete_report_folds_numbers_and_what_was_not_run(known: Tidy) -> None:
+    judged = judge([claim(), claim(id="n", trust_region="gspo")], known.runs, known.items)
+    text = to_folded_markdown(judged)
+    assert text.index("depends on condition") < text.index("<summary>Numbers</summary>")
+    assert text.index("Numbers</summary>") < text.index("<summary>1 claim that these runs cannot judge")
+    assert text.count("<details>") == 2 and "- S (`n`): missing: runs of gspo and clip" in text
 
 
 def test_no_runs_at_all_is_not_run(known: Tidy) -> None:

@@ -10,7 +10,6 @@ from troll.analysis.render.formats import (
     percent,
     points,
     significant,
-    to_html,
     to_latex,
     to_markdown,
     whole,
@@ -81,17 +80,9 @@ def test_latex_is_booktabs_and_escaped(table: pd.DataFrame) -> None:
     assert r"50 \% of \_this\_." in text
 
 
-def test_html_is_escaped(table: pd.DataFrame) -> None:
-    text = to_html(table)
-    assert '<td class="text">a_b &amp; &lt;c&gt;</td>' in text
-    assert '<td class="number" data-sort="61.2">61.2 ± 2.3</td>' in text
-
-
 def test_empty_tables_say_so() -> None:
     frame = pd.DataFrame()
-    assert (
-        to_markdown(frame) == "No runs.\n" and "No runs." in to_html(frame) and "no runs" in to_latex(frame)
-    )
+    assert to_markdown(frame) == "No runs.\n" and "no runs" in to_latex(frame)
     frame.attrs["notes"] = ["No variants of troll were run."]
     assert to_markdown(frame) == "No variants of troll were run.\n"
 

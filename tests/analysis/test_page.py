@@ -1,4 +1,5 @@
 import html
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from troll.analysis.claims.verdicts import Claim, judge
 from troll.analysis.data.results import Results
 from troll.analysis.data.runs import read_directories
 from troll.analysis.registry import ENTRIES
-from troll.analysis.report.make import make_figure
-from troll.analysis.report.overview import index
-from troll.analysis.report.page import make_page, markdown_table, spans
+from troll.analysis.render.html import write_page
+from troll.analysis.report.document import Run, foreign, report, spans
+from troll.analysis.report.index import index
+from troll.analysis.report.make import make_figure, make_table
 from troll.analysis.report.questions import QUESTIONS, answer, behind, heading, opening_figure
 from troll.common.errors import UserError
 from troll.common.files import read_json, write_json
@@ -51,7 +53,7 @@ class Headings(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("results") / "testbed"
     run_dirs, base_dirs = synthetic.write_experiment(
         root, tasks=["chains"], conditions=["stale"], estimators=["grpo"], seeds=3, batches=2, problems=10
@@ -65,6 +67,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     given = Results(collected.runs, collected.items, expected=planned)
     for name in ("forest", "final", "published_analysis"):
         make_figure(name, given, root / "figures" / name)
+    for name in ("comparison", "ablation"):
+        make_table(name, given, root / "tables" / name)
     (root / "public").mkdir()
     (root / "public/benchmarks.md").write_text("Not run: gsm8k; no data.\n")
     (root / "audit").mkdir()
@@ -77,24 +81,35 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
         Claim.model_validate({"id": "no", "sentence": "GSPO wins", "trust_region": "gspo"} | common),
     ]
     judged = judge(claims, given.runs, given.items)
-    told = {"commands": ["make results"], "replication": ["Replicates: 1 of 2 settings", "  outside: <x>"]}
-    make_page(given, judged, root, root / "report.html", **told)
-    return (root / "report.html").read_text()
+    run = Run(["make results"], ["Replicates: 1 of 2 settings", "  outside: <x>"])
+    write_page(root / "page.html", report(given, judged, root, run), root)
+    (root / "README.md").write_text(report(given, judged, root))
+    return root
+
+
+@pytest.fixture(scope="module")
+def text(directory: Path) -> str:
+    return (directory / "page.html").read_text()
+
+
+def chapter(text: str, title: str) -> str:
+    """The text of a section of the page."""
+    return text[text.index(f">{title}</h2>") :].partition("<h2")[0]
 
 
 def test_the_page_begins_with_its_question_and_the_picture_that_answers_it(text: str) -> None:
-    opening = text[text.index("<h1>") : text.index("<h2>Verdicts</h2>")]
+    opening = text[text.index("<h1>") : text.index("<h2")]
     assert "<h1>Does TROLL end above clip when rollouts are stale?</h1>" in opening
     assert opening.index('alt="Differences from PPO-clip"') < opening.index("6 of 9 planned runs")
     assert text.count('alt="Differences from PPO-clip"') == 1, "shown once"
 
 
 def test_the_deviations_are_those_of_the_ledger(text: str) -> None:
-    chapter = text[text.index(">Deviations</h2>") :]
+    shown = html.unescape(re.sub("<[^>]*>", "", chapter(text, "Deviations")))
     differing = [entry for entry in read_ledger().keys if entry.state == "differs"]
-    assert f"{len(differing)} released settings" in chapter and differing
+    assert f"{len(differing)} released settings" in shown and differing
     for entry in differing:
-        assert html.escape(entry.key) in chapter and html.escape(entry.reason) in chapter, entry.key
+        assert entry.key in shown and entry.reason.replace("`", "") in shown, entry.key
 
 
 def test_tables_sort_by_keyboard_too_and_pages_follow_the_scheme_of_the_reader(text: str) -> None:
@@ -109,8 +124,8 @@ def test_verdicts_come_first_and_the_page_is_whole(text: str) -> None:
     chapters = [data for tag, data in parser.found if tag == "h2"]
     assert chapters == [
         "Verdicts",
-        "Tables",
         "Figures",
+        "Tables",
         "Cost",
         "Public data",
         "The paper's tables",
@@ -120,48 +135,68 @@ def test_verdicts_come_first_and_the_page_is_whole(text: str) -> None:
     ]
     assert set(parser.targets) <= set(parser.ids) and len(set(parser.ids)) == len(parser.ids)
     parts = [data for tag, data in parser.found if tag == "h3"]
-    assert (
-        parts[:2] == ["The differences in words", "TROLL against PPO-clip"]
-        and "Success after training" in parts
-    )
-    assert "Variants of TROLL" not in parts, "empty tables are left out"
+    assert parts[:3] == ["The differences in words", "Success after training", "TROLL against PPO-clip"]
+    assert "Variants of each rule" not in parts, "empty tables are left out"
 
 
 def test_verdicts_and_sizes_are_told(text: str) -> None:
-    top = text[: text.index("<h2>Tables</h2>")]
-    assert "<strong>Replicates: 1 of 2 settings.</strong>" in top and "outside: &lt;x&gt;" in top
-    assert top.index("Replicates") < top.index("✓ 1 supported everywhere")
-    assert "✓ 1 supported everywhere" in top and "1 claim that these runs cannot judge" in top
-    assert "<strong>TROLL wins.</strong>" in top
-    assert top.index("TROLL wins") < top.index("GSPO wins")
-    assert "6 of 9 planned runs of clip, troll on chains; conditions: stale;" in top
+    verdicts = chapter(text, "Verdicts")
+    assert "<strong>Replicates: 1 of 2 settings.</strong>" in verdicts and "outside: &lt;x&gt;" in verdicts
+    assert verdicts.index("Replicates") < verdicts.index("2 claims: 1 supported everywhere, 1 not run.")
+    assert verdicts.index("TROLL wins") < verdicts.index("<summary>1 claim that these runs cannot judge")
+    assert verdicts.index("cannot judge") < verdicts.index("GSPO wins")
+    assert "6 of 9 planned runs of clip, troll on chains; conditions: stale;" in text
 
 
 def test_what_was_not_run_is_folded_away_but_there(text: str) -> None:
     assert "<details><summary>Model families (0 of 11 run here)</summary>" in text
     assert '<td class="number" data-sort="">not run</td>' in text
     paper = text.index("<summary>the paper's figures</summary>")
-    assert text.index("<h2>Methods</h2>") > text.index('alt="The paper&#x27;s analysis"') > paper
+    assert text.index(">Methods</h2>") > text.index('alt="The paper\'s analysis"') > paper
 
 
 def test_provenance_names_commits_digests_versions_and_machines(text: str) -> None:
-    bottom = text[text.index("<h2>Provenance</h2>") :]
+    bottom = chapter(text, "Provenance")
     assert f"<code>{'0' * 40}</code> (6 runs)" in bottom
     assert f"<code>{'e' * 64}</code> (7 runs)" in bottom, "six runs and the base model"
     assert "torch 2.13.0" in bottom and "cpu test" in bottom and "<code>make results</code>" in bottom
 
 
 def test_foreign_tables_are_escaped(text: str) -> None:
-    assert '<td class="text">a | &lt;b&gt;</td><td class="number" data-sort="1.5">1.5</td>' in text
-    assert '<p class="note">A note.</p>' in text
-    assert markdown_table("No table.") == "<p>No table.</p>\n"
+    assert '<td class="text">a | &lt;b&gt;</td>\n<td class="number" data-sort="1.5">1.5</td>' in text
+    assert "<p>A note.</p>" in chapter(text, "Cost")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>alert(1)</script>",
+        "| a |\n| --- |\n| <img src=x onerror=alert(1)> |",
+        "[x](https://example.org) [y](javascript:z)",
+        "![x](/etc/passwd)",
+        "<details>\n\n&lt;b>",
+    ],
+)
+def test_what_another_command_wrote_cannot_be_markup(tmp_path: Path, text: str) -> None:
+    write_page(tmp_path / "page.html", f"# A\n\n{foreign(text)}\n", tmp_path)
+    body = (tmp_path / "page.html").read_text().partition("<h1>")[2].partition("<script>\n")[0]
+    tags = set(re.findall(r"<(\w+)", body))
+    assert tags <= {"p", "div", "table", "thead", "tbody", "tr", "th", "td"}
 
 
 def test_benchmarks_and_the_audit_are_shown(text: str) -> None:
-    part = text[text.index("<h2>Public data</h2>") : text.index("<h2>Methods</h2>")]
+    part = chapter(text, "Public data")
     assert "<p>Not run: gsm8k; no data.</p>" in part
-    assert part.index("<h3>Benchmarks</h3>") < part.index("<h3>Audit of the graders (fast): passed</h3>")
-    assert '<td class="text">dapo ‡</td>' in part and "<h3>Exceptions</h3>" in part
+    assert part.index(">Benchmarks</h3>") < part.index(">Audit of the graders (fast): passed</h3>")
+    assert '<td class="text">dapo ‡</td>' in part and ">Exceptions</h3>" in part
+
+
+def test_a_released_directory_shows_the_same_report_without_what_all_have_in_common(directory: Path) -> None:
+    released = (directory / "README.md").read_text()
+    titles = [line[3:] for line in released.splitlines() if line.startswith("## ")]
+    assert titles == ["Verdicts", "Figures", "Tables", "Further measurements", "Data"]
+    assert "(figures/forest.png)" in released and "| TROLL wins | **supported everywhere**" in released
+    assert "- [Cost](cost/cost.md)" in released and "GSPO wins" not in released
 
 
 def test_every_entry_has_a_caption() -> None:

@@ -1,3 +1,4 @@
+import itertools
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -9,16 +10,8 @@ import yaml
 
 from troll.analysis.captions import captions
 from troll.analysis.data.results import Results, write_plan
-from troll.analysis.render.formats import to_html, to_latex, to_markdown
-from troll.analysis.render.html import (
-    Section,
-    asset,
-    bullets,
-    figure_section,
-    paragraphs,
-    sort_key,
-    write_page,
-)
+from troll.analysis.render.formats import folded, to_latex, to_markdown
+from troll.analysis.render.html import sort_key, write_page
 from troll.analysis.render.substitutes import find_substitutes, mark_substitutes, substitutes_of
 from troll.analysis.report.make import table
 from troll.common.errors import UserError
@@ -46,32 +39,35 @@ class Balance(HTMLParser):
 
 
 def test_page_is_whole_and_self_contained(tmp_path: Path) -> None:
-    image = tmp_path / "a.png"
-    image.write_bytes(b"\x89PNG")
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
     frame = pd.DataFrame({"task": ["<b>"], "pass@1": [0.5]})
-    write_page(
-        tmp_path / "page.html",
-        "A & B",
-        [
-            Section("Verdicts", bullets(["- **gentle**: 1 < 2"])),
-            Section("Table", paragraphs("First ``x``.\n\nSecond.") + to_html(frame)),
-            figure_section("Curves", image, "A caption."),
-        ],
-    )
+    markdown = [
+        "# A & B",
+        "## Verdicts",
+        "- **gentle**: 1 < 2",
+        "## Table",
+        "First ``x``.\n\nSecond.",
+        to_markdown(frame),
+        folded("More & <more>", "![Curves](a.png)"),
+    ]
+    write_page(tmp_path / "page.html", "\n\n".join(markdown), tmp_path)
     text = (tmp_path / "page.html").read_text()
     parser = Balance()
     parser.feed(text)
     assert parser.open == []
     assert "<li><strong>gentle</strong>: 1 &lt; 2</li>" in text
     assert "<p>First <code>x</code>.</p>\n<p>Second.</p>" in text
-    assert "&lt;b&gt;" in text and "<b>" not in text
-    assert "data:image/png;base64,iVBORw==" in text
+    assert '<td class="text">&lt;b&gt;</td>\n<td class="number" data-sort="50.0">50.0</td>' in text
+    assert "<summary>More &amp; &lt;more&gt;</summary>" in text and "<b>" not in text
+    assert 'src="data:image/png;base64,iVBORw=="' in text
     assert "<title>A &amp; B</title>" in text
+    assert '<a href="#part-2">Table</a>' in text and '<h2 id="part-2">Table</h2>' in text
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"x\.png: no such file"):
-        figure_section("Curves", tmp_path / "x.png")
+        write_page(tmp_path / "page.html", "# A\n\n![Curves](x.png)", tmp_path)
+    assert not (tmp_path / "page.html").exists()
 
 
 @pytest.mark.parametrize("text", captions().values(), ids=captions())
@@ -175,13 +171,9 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_every_text_stands_out_from_its_ground(scheme: int) -> None:
-    style = asset("page.css").split("{")
+    style = (ROOT / "troll/analysis/render/assets/page.css").read_text().split("{")
     blocks = [block.partition("}")[0] for block in style if "--ground:" in block]
     colours = dict(re.findall(r"--([\w-]+): (#\w+)", blocks[scheme]))
-    grounds = {name: f"{name}-ground" if f"{name}-ground" in colours else "ground" for name in colours}
-    texts = [name for name in colours if name in ("text", "soft", "link") or f"{name}-ground" in colours]
-    pairs = [(name, grounds[name]) for name in texts] + [("text", "stripe")]
-    assert len(pairs) == 8
-    for name, ground in pairs:
+    for name, ground in itertools.product(("text", "soft", "link"), ("ground", "stripe")):
         light, dark = sorted((luminance(colours[name]), luminance(colours[ground])), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= 4.5, (name, ground)

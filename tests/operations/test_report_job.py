@@ -22,8 +22,10 @@ def made(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "make_figure", lambda name, _, stem, task: calls.append((name, stem, task)))
     monkeypatch.setattr(module, "judge", lambda *_: [])
     monkeypatch.setattr(module, "replication_of", lambda _: [])
-    monkeypatch.setattr(module.overview, "page", lambda *_: "a page\n")
-    monkeypatch.setattr(module, "make_page", lambda *_, commands, replication: calls.append(tuple(commands)))
+    monkeypatch.setattr(
+        module, "report", lambda _, __, ___, run=None: "\n".join(run.commands) if run else "a page\n"
+    )
+    monkeypatch.setattr(module, "write_page", lambda path, text, _: calls.append((path.name, text)))
     return calls
 
 
@@ -43,7 +45,7 @@ def test_everything_that_is_named_is_made_the_page_last(made, tmp_path):
         ("main", tmp_path / "tables/main"),
         ("final", tmp_path / "figures/final", None),
         ("learning", tmp_path / "figures/learning_chains", "chains"),
-        ("snakemake sums",),
+        ("page.html", "snakemake sums"),
     ]
     assert (tmp_path / "README.md").read_text() == "a page\n"
 

@@ -13,8 +13,8 @@ from troll.analysis.metrics import METRICS, SUMMARIES, markdown
 from troll.analysis.registry import entries
 from troll.analysis.report import readme as text
 from troll.analysis.report.front import front
+from troll.analysis.report.index import index
 from troll.analysis.report.make import make
-from troll.analysis.report.overview import index
 from troll.analysis.tables.comparisons import comparison_family
 from troll.common.errors import UserError
 

@@ -9,9 +9,9 @@ from troll.analysis.claims.verdicts import judge, read_claims
 from troll.analysis.data.replication import replication_of
 from troll.analysis.data.results import read_results
 from troll.analysis.registry import entries
-from troll.analysis.report import overview
+from troll.analysis.render.html import write_page
+from troll.analysis.report.document import Run, report
 from troll.analysis.report.make import make_figure, make_table
-from troll.analysis.report.page import make_page
 from troll.common.errors import UserError
 from troll.common.files import write_text
 
@@ -53,12 +53,10 @@ def write_report(
     with _named("page"):
         files = claim_files(claims, results.claims)
         judged = judge(read_claims(files), results.runs, results.items)
-        replication = replication_of(directory)
-        make_page(
-            results, judged, directory, directory / "page.html", commands=commands, replication=replication
-        )
+        complete = report(results, judged, directory, Run(commands, replication_of(directory)))
+        write_page(directory / "page.html", complete, directory)
         if markdown is not None:
-            write_text(markdown, overview.page(results, judged, directory))
+            write_text(markdown, report(results, judged, directory))
 
 
 @contextmanager

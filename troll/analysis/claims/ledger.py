@@ -1,6 +1,5 @@
 """The ledger of verdicts as Markdown, HTML and JSON, and a short list of findings."""
 
-import html
 import itertools
 import math
 from collections.abc import Sequence
@@ -25,19 +24,11 @@ from troll.analysis.claims.wording import (
     why,
 )
 from troll.analysis.data.provenance import DIGESTS
-from troll.analysis.render.formats import counted, pipe_row
+from troll.analysis.render.formats import counted, folded, pipe_row
 from troll.analysis.statistics import LEVEL
 from troll.common.digests import sha256_of_file
 from troll.common.files import atomic_path, write_json
 
-_MARKS = {
-    "supported everywhere": "✓",
-    "supported on average": "✓",
-    "depends": "◐",
-    "the contrary holds": "✗",
-    "not shown": "✗",
-    "inconclusive": "?",
-}
 _KINDS = ("supported", "the contrary holds", "not shown", "depends")
 
 
@@ -111,7 +102,7 @@ def _split(judged: Sequence[ClaimVerdict]) -> tuple[list[ClaimVerdict], list[Cla
 
 
 def _retired_heading(lines: Sequence[str]) -> str:
-    return f"{counted(len(lines), 'claim')} retired, which no count includes:"
+    return f"{counted(len(lines), 'claim')} retired, which no count includes"
 
 
 def _retired(judged: Sequence[ClaimVerdict]) -> list[str]:
@@ -126,29 +117,60 @@ def _retired(judged: Sequence[ClaimVerdict]) -> list[str]:
 
 def to_markdown(judged: Sequence[ClaimVerdict]) -> str:
     """The ledger as Markdown: counts, a table of verdicts, their evidence, and the claims without runs."""
-    with_runs, rest = _split(judged)
-    heads = ["Claim", "Verdict", "Why", "Source"]
-    lines = [f"{counted(len(with_runs + rest), 'claim')}: {', '.join(_tallies(with_runs + rest).values())}."]
-    lines += ["", pipe_row(heads), pipe_row(["---"] * len(heads))] if with_runs else []
-    for entry in with_runs:
-        claim = entry.claim
-        row = [f"{claim.sentence} (`{claim.id}`)", f"**{label(entry)}**", why(entry)]
-        lines.append(pipe_row([*row, claim.source]))
+    with_runs, _ = _split(judged)
+    parts = [_counts(judged)]
+    if with_runs:
+        rows = [["Claim", "Verdict", "Why", "Source"], ["---"] * 4]
+        for entry in with_runs:
+            row = [f"{entry.claim.sentence} (`{entry.claim.id}`)", f"**{label(entry)}**", why(entry)]
+            rows.append([*row, entry.claim.source])
+        parts.append("\n".join(map(pipe_row, rows)))
+    parts += _paragraphs(with_runs)
+    parts += [f"{heading}:\n\n{text}" for heading, text in _lists(judged)]
+    return "\n\n".join(parts) + "\n"
+
+
+def to_folded_markdown(judged: Sequence[ClaimVerdict]) -> str:
+    """The ledger for the complete report: numbers and claims without a verdict are folded."""
+    with_runs, _ = _split(judged)
+    parts = [_counts(judged), *([_verdict_rows(with_runs)] if with_runs else [])]
+    parts += [folded("Numbers", "\n\n".join(_paragraphs(with_runs)))] if with_runs else []
+    return "\n\n".join([*parts, *(folded(heading, text) for heading, text in _lists(judged))]) + "\n"
+
+
+def _counts(judged: Sequence[ClaimVerdict]) -> str:
+    kept = [entry for part in _split(judged) for entry in part]
+    return f"{counted(len(kept), 'claim')}: {', '.join(_tallies(kept).values())}."
+
+
+def _verdict_rows(with_runs: Sequence[ClaimVerdict]) -> str:
+    rows = [[entry.claim.sentence, f"**{label(entry)}**", why(entry)] for entry in with_runs]
+    return "\n".join(map(pipe_row, [["Claim", "Verdict", "Why"], ["---"] * 3, *rows]))
+
+
+def _paragraphs(with_runs: Sequence[ClaimVerdict]) -> list[str]:
+    """The numbers, history and note of each claim with runs, as paragraphs."""
+    parts = []
     for entry in with_runs:
         if entry.decision.settings:
             claim = entry.claim
-            lines += ["", f"**{claim.id}** ({measure(claim)})", ""]
-            lines += [f"- {text}" for text in _numbers(entry)]
-            lines += [f"- history: {text}" for text in _history(claim)]
-            if claim.note:
-                lines += ["", claim.note]
+            lines = [*_numbers(entry), *(f"history: {text}" for text in _history(claim))]
+            parts += [f"**{claim.id}** ({measure(claim)})", "\n".join(f"- {text}" for text in lines)]
+            parts += [claim.note] if claim.note else []
+    return parts
+
+
+def _lists(judged: Sequence[ClaimVerdict]) -> list[tuple[str, str]]:
+    """Headings and lists of the claims that are retired, and of those without runs."""
+    _, rest = _split(judged)
+    lists = []
     if given_up := _retired(judged):
-        lines += ["", _retired_heading(given_up), ""]
-        lines += [f"- {text}" for text in given_up]
+        lists.append((_retired_heading(given_up), given_up))
     if rest:
-        lines += ["", f"{counted(len(rest), 'claim')} that these runs cannot judge, and what is missing:", ""]
-        lines += [f"- {entry.claim.sentence} (`{entry.claim.id}`): {_missing(entry)}" for entry in rest]
-    return "\n".join(lines) + "\n"
+        heading = f"{counted(len(rest), 'claim')} that these runs cannot judge, and what is missing"
+        missing = [f"{entry.claim.sentence} (`{entry.claim.id}`): {_missing(entry)}" for entry in rest]
+        lists.append((heading, missing))
+    return [(heading, "\n".join(f"- {line}" for line in lines)) for heading, lines in lists]
 
 
 def _numbers(entry: ClaimVerdict) -> list[str]:
@@ -169,42 +191,12 @@ def _history(claim: Claim) -> list[str]:
 def to_short_markdown(judged: Sequence[ClaimVerdict]) -> str:
     """The verdicts for a README: the judged claims, those retired, and the number of claims not run."""
     with_runs, rest = _split(judged)
-    parts = []
-    if with_runs:
-        rows = [[entry.claim.sentence, f"**{label(entry)}**", why(entry)] for entry in with_runs]
-        parts.append("\n".join(["| Claim | Verdict | Why |", "| --- | --- | --- |", *map(pipe_row, rows)]))
+    parts = [_verdict_rows(with_runs)] if with_runs else []
     if given_up := _retired(judged):
-        parts += [_retired_heading(given_up), "\n".join(f"- {line}" for line in given_up)]
+        parts += [f"{_retired_heading(given_up)}:", "\n".join(f"- {line}" for line in given_up)]
     if rest:
         parts.append(f"{counted(len(rest), 'further claim')}: **not run**.")
     return "\n\n".join(parts) + "\n"
-
-
-def to_html(judged: Sequence[ClaimVerdict]) -> str:
-    """The ledger for the report: counts as tiles, judged claims as a table, claims without runs folded."""
-    with_runs, rest = _split(judged)
-    text = ""
-    if with_runs:
-        tiles = "".join(
-            f'<span class="verdict {_css(name)}">{_MARKS[name]} {text}</span>\n'
-            for name, text in _tallies(with_runs).items()
-        )
-        text = f'<p class="tiles">{tiles}</p>\n'
-        body = "".join(_row(entry) for entry in with_runs)
-        text += f'<table class="ledger">\n<tbody>\n{body}</tbody>\n</table>\n'
-    if given_up := _retired(judged):
-        items = "".join(f"<li>{html.escape(line)}</li>\n" for line in given_up)
-        summary = _retired_heading(given_up).removesuffix(":")
-        text += f"<details><summary>{summary}</summary>\n<ul>\n{items}</ul></details>\n"
-    if rest:
-        items = "".join(
-            f"<li>{html.escape(entry.claim.sentence)}. "
-            f"<em>{html.escape(_sentence(_missing(entry)))}</em></li>\n"
-            for entry in rest
-        )
-        summary = f"{counted(len(rest), 'claim')} that these runs cannot judge, and what is missing"
-        text += f"<details><summary>{summary}</summary>\n<ul>\n{items}</ul></details>\n"
-    return text
 
 
 def _missing(entry: ClaimVerdict) -> str:
@@ -223,29 +215,6 @@ def _missing(entry: ClaimVerdict) -> str:
 
 _PLACES = ("in experiment", "with", "on", "under", "and")
 """Words before the patterns of `Where`: experiment, model, task, condition and estimator."""
-
-
-def _row(entry: ClaimVerdict) -> str:
-    claim = entry.claim
-    lines = [*_numbers(entry)]
-    lines += [*(f"History: {text}" for text in _history(claim))]
-    parts = "".join(f"<li>{html.escape(line)}</li>\n" for line in lines)
-    note = f"<p>{html.escape(claim.note)}</p>" if claim.note else ""
-    word = f"{_MARKS[entry.verdict]} {label(entry)}"
-    return (
-        f'<tr><td><span class="verdict {_css(entry.verdict)}">{word}</span></td>'
-        f"<td><strong>{html.escape(claim.sentence)}.</strong> {html.escape(_sentence(why(entry)))}\n"
-        f"<details><summary>Numbers</summary><p>{html.escape(measure(claim))}. Source: "
-        f"{html.escape(claim.source)}.</p><ul>\n{parts}</ul>{note}</details></td></tr>\n"
-    )
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
-
-
-def _css(verdict: str) -> str:
-    return verdict.replace(" ", "-")
 
 
 def write_claims(

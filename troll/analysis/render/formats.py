@@ -16,7 +16,6 @@ from typing import Any
 import pandas as pd
 
 from troll.analysis.metrics import METRICS, SUMMARIES, Show
-from troll.analysis.render.html import sortable
 from troll.common.errors import check_known
 from troll.common.files import write_text
 
@@ -82,6 +81,12 @@ def pipe_row(cells: Iterable[str]) -> str:
     """A row of a Markdown pipe table; each cell is put on one line, and its bars are escaped."""
     escaped = (" ".join(cell.split()).replace("|", "\\|") for cell in cells)
     return f"| {' | '.join(escaped)} |"
+
+
+def folded(summary: str, text: str, *, opened: bool = False) -> str:
+    """Markdown below a summary, which is plain text; folded unless ``opened``."""
+    start = f"<details{' open' * opened}><summary>{html.escape(summary, quote=False)}</summary>"
+    return f"{start}\n\n{text.strip()}\n\n</details>"
 
 
 def bracketed(
@@ -250,16 +255,6 @@ def to_latex(frame: pd.DataFrame) -> str:
     lines += [r"\bottomrule", r"\end{tabular}"]
     lines += ["", *(r"\par\footnotesize " + _escape(note) for note in notes(frame))] if notes(frame) else []
     return "\n".join(lines) + "\n"
-
-
-def to_html(frame: pd.DataFrame) -> str:
-    """A ``<table>`` with notes; styles are those of the page."""
-    headings, rows = shown(frame)
-    below = "".join(f'<p class="note">{html.escape(note)}</p>\n' for note in notes(frame))
-    if not rows:
-        return below or '<p class="note">No runs.</p>\n'
-    cells = [[html.escape(text) for text in row] for row in rows]
-    return sortable([html.escape(text) for text in headings], cells, _numeric(frame)) + below
 
 
 def _numeric(frame: pd.DataFrame) -> list[bool]:

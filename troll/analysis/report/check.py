@@ -17,7 +17,7 @@ from troll.analysis.claims.verdicts import judge, read_claims
 from troll.analysis.data.results import PLAN, Results, read_results
 from troll.analysis.data.tidy import TIDY, parts
 from troll.analysis.registry import entries
-from troll.analysis.report import overview
+from troll.analysis.report.document import PAGE, report
 from troll.analysis.report.make import make_figure, make_table
 from troll.common.errors import UserError
 from troll.common.files import atomic_path, read_json, write_text
@@ -51,8 +51,8 @@ def check_results(
     ]
     if not tracked:
         raise UserError(f"{directory}: no tables or figures to check")
-    if write or (directory / overview.PAGE).exists():
-        tracked.append(directory / overview.PAGE)
+    if write or (directory / PAGE).exists():
+        tracked.append(directory / PAGE)
     with tempfile.TemporaryDirectory() as name:
         fresh = Path(name)
         foreign = [path for path in _stems(tracked) if not _make(path, directory, fresh, expected, claims)]
@@ -109,8 +109,8 @@ def _make(stem: Path, directory: Path, fresh: Path, results: Results, claims: Se
     target = fresh / stem.relative_to(directory)
     if stem.parent == directory:
         judged = judge(read_claims(claims) if claims else [], results.runs, results.items)
-        if stem.name == Path(overview.PAGE).stem:
-            write_text(fresh / overview.PAGE, overview.page(results, judged, directory))
+        if stem.name == Path(PAGE).stem:
+            write_text(fresh / PAGE, report(results, judged, directory))
         else:
             write_claims(judged, results.runs, [*parts(directory).values(), *claims], target)
         return True
