@@ -281,19 +281,11 @@ def _override_problems(experiment: Experiment) -> Iterator[str]:
                 yield explain(error, Training, where)
 
 
-def _to_blame(experiment: Experiment, run: Run) -> str:
-    """Returns the place whose override alone makes a run's settings clash; empty if there is none."""
+def _to_blame(experiment: Experiment, run: Run, clash: str) -> str:
+    """Returns the place of the last override of a key that a clash names; empty if there is none."""
     overrides = experiment.overrides_of(run)
-    for left_out in filter(None, reversed(overrides)):
-        settings: Mapping[str, Any] = experiment.training.model_dump()
-        for place, override in overrides.items():
-            settings = settings if place == left_out else merged(settings, override)
-        try:
-            Training.model_validate(settings)
-        except ValidationError:
-            continue
-        return left_out
-    return ""
+    named = set(re.findall(r"\w+", clash))
+    return next((place for place in reversed(overrides) if place and named & overrides[place].keys()), "")
 
 
 def context_problems(run: Run, training: Training, context: int) -> Iterator[str]:
@@ -325,9 +317,9 @@ def _clashes(experiment: Experiment, run: Run) -> Iterator[str]:
     try:
         experiment.training_of(run)
     except ValidationError as error:
-        said = f"run {run.run_id}: {explain(error, Training)}"
-        where = _to_blame(experiment, run)
-        yield f"{where}: {said}" if where else said
+        clash = explain(error, Training)
+        where = _to_blame(experiment, run, clash)
+        yield f"{where}: " * bool(where) + f"run {run.run_id}: {clash}"
 
 
 def _user_function_problems(experiment: Experiment, run: Run, training: Training) -> Iterator[str]:

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pydantic import ValidationError
 
 from troll.analysis.data.results import Results, read_results
 from troll.analysis.data.tidy import BASE, TIDY
 from troll.analysis.leaderboard.inputs import outdated_rules
-from troll.analysis.leaderboard.protocol import TRIALS, Candidate, Protocol, explained, round_name
+from troll.analysis.leaderboard.protocol import TRIALS, Candidate, Protocol, round_name
 from troll.analysis.leaderboard.settings import Contrast
 from troll.analysis.render.formats import listed, percent
 from troll.common.errors import UserError
+from troll.common.explain import validated
 from troll.experiment.directories import results_directory
 
 
@@ -42,10 +42,7 @@ def with_rule(protocol: Protocol, name: str, rule: str, space: Mapping[str, Sequ
         "rules": {**protocol.rules, name: candidate},
         "comparison": comparison,
     }
-    try:
-        return Protocol.model_validate(contents)
-    except ValidationError as error:
-        raise UserError(explained(error)) from None
+    return validated(Protocol, contents)
 
 
 def tuning_directories(root: Path, protocol: Protocol) -> list[Path]:

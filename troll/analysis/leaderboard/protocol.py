@@ -13,13 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from troll.algorithms.ranges import Positive, Whole
 from troll.analysis.data.tidy import BASE
 from troll.analysis.leaderboard.settings import Comparison
 from troll.common.errors import UserError
-from troll.common.explain import explain
+from troll.common.explain import validated
 from troll.common.files import read_yaml
 from troll.common.settings import StrictModel
 
@@ -173,16 +173,7 @@ def read_protocol(path: Path) -> Protocol:
     contents = read_yaml(path, "protocol file")
     if not isinstance(contents, dict):
         raise UserError(f"{path}: expected a mapping with keys {', '.join(Protocol.model_fields)}")
-    try:
-        return Protocol.model_validate(contents)
-    except ValidationError as error:
-        raise UserError(f"{path}: {explained(error)}") from None
-
-
-def explained(error: ValidationError) -> str:
-    """The first error of a protocol as one line that begins with the key."""
-    first = error.errors()[0]  # messages of `_check_fields_agree` already begin with the key
-    return explain(error, Protocol) if first["loc"] else str(first["msg"]).removeprefix("Value error, ")
+    return validated(Protocol, contents, path)
 
 
 def trials_experiment(protocol: Protocol, only: str | None = None) -> dict[str, Any]:

@@ -9,10 +9,9 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from troll.common.errors import UserError
-from troll.common.explain import explain
+from troll.common.explain import validated
 from troll.common.files import read_yaml
 from troll.common.settings import StrictModel
 
@@ -88,10 +87,7 @@ class Ledger(StrictModel):
 @cache
 def read_ledger(path: Traversable = LEDGER) -> Ledger:
     """Returns the ledger; rejects an entry that is not explained, or that names no file."""
-    try:
-        return Ledger.model_validate(read_yaml(path, "file; the list of deviations needs it"))
-    except ValidationError as error:
-        raise UserError(f"{path}: {explain(error, Ledger)}") from None
+    return validated(Ledger, read_yaml(path, "file; the list of deviations needs it"), path)
 
 
 def ledger_problems(ledger: Ledger, settings: Mapping[str, Any]) -> list[str]:
