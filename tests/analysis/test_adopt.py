@@ -9,7 +9,7 @@ import pytest
 import synthetic
 
 from troll.analysis.claims.packaged import claim_files
-from troll.analysis.data.archive import TAKEN, append_run, held, take
+from troll.analysis.data.archive import TAKEN, append_run, archived_runs, take
 from troll.analysis.data.results import read_results, write_plan
 from troll.analysis.data.tidy import parts, read_part, read_tidy, write_part
 from troll.analysis.report.check import check_results
@@ -139,7 +139,7 @@ def test_the_finished_runs_of_an_unfinished_experiment_are_added_to_those_of_the
     shutil.rmtree(local)
     append_run(by_name[rest[0]], local, keys[rest[0]])
     adopt("kept")
-    assert set(held(released)) == {first, rest[0]}
+    assert set(archived_runs(released)) == {first, rest[0]}
     commit(checkout)
     # Once all are there, the copies are part of the release as any other rows, in a file for each rule.
     take(local, keys, {name: by_name[name] for name in rest}, released)

@@ -15,7 +15,7 @@ import pytest
 import synthetic
 from forked_snakemake import CONTEXT
 
-from troll.analysis.data.archive import TAKEN, Held, append_run, held, part_of, take
+from troll.analysis.data.archive import TAKEN, ArchivedRun, append_run, archived_runs, part_of, take
 from troll.analysis.data.results import read_results
 from troll.analysis.data.runs import read_directories
 from troll.analysis.data.tidy import Tidy, part_path, parts, read_part, read_tidy
@@ -73,13 +73,13 @@ def holds(results: Path, tidy: Tidy) -> None:
 def test_the_tables_hold_what_was_appended_in_a_part_for_each_rule(
     made: dict[str, Path], tmp_path: Path
 ) -> None:
-    assert held(tmp_path) == {}
+    assert archived_runs(tmp_path) == {}
     append(made, tmp_path, TROLL[1], BASE, CLIP[0], TROLL[0])
     holds(tmp_path, expected(made, CLIP[0], TROLL[0], TROLL[1], BASE))
     assert [*parts(tmp_path)] == ["base", "clip", "troll"]
-    known = held(tmp_path)
-    assert known[CLIP[0]] == Held(key(CLIP[0]), numerics.NUMERICS, "clip")
-    assert known[BASE] == Held(key(BASE), numerics.NUMERICS, "") and len(known) == 4
+    known = archived_runs(tmp_path)
+    assert known[CLIP[0]] == ArchivedRun(key(CLIP[0]), numerics.NUMERICS, "clip")
+    assert known[BASE] == ArchivedRun(key(BASE), numerics.NUMERICS, "") and len(known) == 4
 
 
 def test_the_same_runs_give_the_same_bytes_whoever_appended_them_in_whatever_order(
@@ -104,7 +104,9 @@ def test_a_run_of_the_same_name_is_replaced_and_no_other_file_rewritten(
     )
     append_run(again, results, "another key")
     assert {name for name, when in written(results).items() if before[name] != when} == {"clip"}
-    assert held(results)[CLIP[1]].key == "another key" and held(results)[CLIP[0]].key == key(CLIP[0])
+    assert archived_runs(results)[CLIP[1]].key == "another key" and archived_runs(results)[
+        CLIP[0]
+    ].key == key(CLIP[0])
     found, new = (
         read_tidy(results).of_runs([CLIP[1]]),
         read_directories([again], keys={CLIP[1]: "another key"}),
@@ -125,7 +127,7 @@ def test_a_run_whose_rule_is_another_one_now_is_in_one_part_only(
             tmp_path / "testbed", "chains", "clip", "grpo", "stale", seed, rule="gspo-clip"
         )
         append_run(other, results, "k")
-        assert held(results)[CLIP[seed]] == Held("k", numerics.NUMERICS, "gspo-clip")
+        assert archived_runs(results)[CLIP[seed]] == ArchivedRun("k", numerics.NUMERICS, "gspo-clip")
         assert set(read_tidy(results).runs["run_id"]) == {CLIP[0], CLIP[1], TROLL[0]}
     assert [*parts(results)] == ["gspo-clip", "troll"], "a part without runs goes"
 
@@ -148,8 +150,8 @@ def test_any_rule_has_a_part_that_is_read(tmp_path: Path, rule: str, part: str) 
     )
     append_run(run, tmp_path, "k")
     if rule:
-        assert [*parts(tmp_path)] == [part] and [*held(tmp_path).values()] == [
-            Held("k", numerics.NUMERICS, rule)
+        assert [*parts(tmp_path)] == [part] and [*archived_runs(tmp_path).values()] == [
+            ArchivedRun("k", numerics.NUMERICS, rule)
         ]
 
 
@@ -167,12 +169,12 @@ def test_only_what_the_planned_run_would_come_out_as_counts(monkeypatch: pytest.
     ):
         monkeypatch.setattr(numerics, "CHANGES", (*changes, *later))
         rules = ("clip", "kl-penalty", "")
-        assert {rule for rule in rules if Held("k", 2, rule).counts_as("k")} == counting, later
-        assert not any(Held("k", 2, rule).counts_as("other") for rule in rules)
+        assert {rule for rule in rules if ArchivedRun("k", 2, rule).counts_as("k")} == counting, later
+        assert not any(ArchivedRun("k", 2, rule).counts_as("other") for rule in rules)
     monkeypatch.setattr(numerics, "CHANGES", tuple(changes))
-    assert Held("k", 1, "clip").counts_as("k") and not Held("k", 1, "kl-penalty").counts_as("k")
-    assert not Held("k", 0, "clip").counts_as("k") and not Held("k", 0, "").counts_as("k")
-    assert Held("k", 7, "clip").counts_as("k"), "of a source that is ahead of this one"
+    assert ArchivedRun("k", 1, "clip").counts_as("k") and not ArchivedRun("k", 1, "kl-penalty").counts_as("k")
+    assert not ArchivedRun("k", 0, "clip").counts_as("k") and not ArchivedRun("k", 0, "").counts_as("k")
+    assert ArchivedRun("k", 7, "clip").counts_as("k"), "of a source that is ahead of this one"
 
 
 def test_finished_directories_that_the_tables_lack_are_appended(
@@ -193,7 +195,9 @@ def test_finished_directories_that_the_tables_lack_are_appended(
     assert written(tmp_path) == when, "all was there"
     # What is there otherwise than planned is made again, and then replaced.
     take(tmp_path, keys | {CLIP[1]: "another"}, made)
-    assert held(tmp_path)[CLIP[1]].key == "another" and held(tmp_path)[CLIP[0]].key == key(CLIP[0])
+    assert archived_runs(tmp_path)[CLIP[1]].key == "another" and archived_runs(tmp_path)[CLIP[0]].key == key(
+        CLIP[0]
+    )
     monkeypatch.setattr(numerics, "CHANGES", (*numerics.CHANGES, numerics.Change(99, "one", ("clip",))))
     with pytest.raises(UserError, match=rf"tidy: has no run {CLIP[0]} as it is planned"):
         take(tmp_path, keys, {})
@@ -209,7 +213,7 @@ def test_released_rows_are_copied_where_nothing_was_made_here(made: dict[str, Pa
     pd.testing.assert_frame_equal(
         tidy.runs.astype(str), expected(made, CLIP[0], CLIP[1], BASE).runs.astype(str)
     )
-    assert set(held(results)) == {CLIP[0]}, "what is copied does not count as made here"
+    assert set(archived_runs(results)) == {CLIP[0]}, "what is copied does not count as made here"
     # A group copies its own runs and leaves those of the others.
     take(results, {TROLL[0]: key(TROLL[0])}, {}, released)
     assert set(read_tidy(results).runs["run_id"]) == {CLIP[0], CLIP[1], BASE, TROLL[0]}
@@ -217,7 +221,7 @@ def test_released_rows_are_copied_where_nothing_was_made_here(made: dict[str, Pa
     append(made, results, CLIP[1])
     assert set(read_tidy(results).runs["run_id"]) == {CLIP[0], CLIP[1], BASE, TROLL[0]}
     take(results, keys, {BASE: made[BASE]})
-    assert set(held(results)) == {CLIP[0], CLIP[1], BASE}
+    assert set(archived_runs(results)) == {CLIP[0], CLIP[1], BASE}
     assert set(read_part(part_path(results, TAKEN))["run_id"]) == {TROLL[0]}
     with pytest.raises(UserError, match=f"has no run {TROLL[0]} as it is planned"):
         take(results, {TROLL[0]: key(TROLL[0])}, {})
@@ -277,7 +281,7 @@ def test_the_command_collects_the_planned_runs_from_tables_and_directories(
     result = troll(*command, tmp_path)
     assert result.returncode == 0, result.stderr
     assert set(read_results(tmp_path).runs["run_id"]) == {CLIP[0], TROLL[2], BASE}
-    assert set(held(tmp_path)) == {*CLIP, *TROLL, BASE}, "what is not planned stays, too"
+    assert set(archived_runs(tmp_path)) == {*CLIP, *TROLL, BASE}, "what is not planned stays, too"
     # A group has tables of its own, in one part.
     result = troll(*command, tmp_path / "group")
     assert result.returncode == 0, result.stderr
@@ -327,7 +331,7 @@ def test_a_damaged_table_takes_nothing_and_stays_as_it_is(
         lambda: take(tmp_path, {CLIP[0]: key(CLIP[0])}, made),
     ]
     if place == "the end":  # nobody can say which runs it holds
-        attempts += [lambda: held(tmp_path), lambda: append(made, tmp_path, TROLL[1])]
+        attempts += [lambda: archived_runs(tmp_path), lambda: append(made, tmp_path, TROLL[1])]
     said = rf"^{path}: damaged or not a tidy table \(.*\); restore it \(git checkout\), or remove it and coll"
     for attempt in attempts:
         with pytest.raises(UserError, match=said) as error:
@@ -430,11 +434,11 @@ def test_a_kill_at_any_moment_costs_at_most_the_run_that_was_being_appended(
             process.kill()
             said += all_said(heard)
         kept = list(dict.fromkeys([*kept, *said]))
-        found = list(held(tmp_path))
+        found = list(archived_runs(tmp_path))
         assert set(kept) <= set(found) and len(found) <= len(kept) + 1
         holds(tmp_path, expected(made, *found))
         append(made, tmp_path, draw.choice(runs))  # no lock is left
-        kept = list(held(tmp_path))
+        kept = list(archived_runs(tmp_path))
         assert not unfinished(table), "what was being written goes"
     append(made, tmp_path, *runs)
     append(made, tmp_path / "undisturbed", *runs, CLIP[0], BASE)

@@ -61,7 +61,7 @@ def test_every_run_and_base_model_is_made_and_graded_where_nothing_is_kept(targe
     assert sorted(files) == sorted(
         f"{ROOT}/{place}/{name}" for place in places for name in ("manifest.json", "grades.json")
     )
-    assert found.stale_marks == [] and found.held == {}
+    assert found.stale_marks == [] and found.archived_runs == {}
 
 
 def test_skipped_tasks_have_no_files_and_stand_in_the_plan(targets):
@@ -80,9 +80,9 @@ def test_what_the_tables_hold_is_not_made_again_unless_it_was_appended_here(targ
     path.parent.mkdir(parents=True)
     path.touch()
     assert found.marked == {"base/tiny/chains"}
-    assert f"runs/{NAME}" not in found.lacking and len(found.lacking) == 4
-    here = found.made_here(found.runs)
-    assert set(here) == {*found.lacking, "base/tiny/chains"}
+    assert f"runs/{NAME}" not in found.missing_places and len(found.missing_places) == 4
+    here = found.local_places(found.runs)
+    assert set(here) == {*found.missing_places, "base/tiny/chains"}
     assert found.files_of(found.runs) == [f"{ROOT}/{place}/appended" for place in here]
     assert Path(found.collected) in found.stale_marks and path not in found.stale_marks
     assert found.collect_options({}) == ["--archive results/reduced"]
@@ -269,17 +269,17 @@ def test_a_model_of_the_hub_has_a_budget_unless_it_is_known_to_be_small(reposito
 
 def test_vllm_runs_beside_where_it_is_there_and_nothing_else_is_deployed(targets, monkeypatch):
     found = targets()
-    assert Requests(found).training_place.program == "troll"
+    assert Requests(found).training_environment.program == "troll"
     found = targets()
     monkeypatch.setitem(vars(found), "trains_with_vllm", True)
-    place = Requests(found).training_place
+    place = Requests(found).training_environment
     assert (place.environment, place.program) == ("../../envs/vllm.yaml", "troll")
     program = Path(VLLM_ENVIRONMENT, "bin/troll")
     program.parent.mkdir(parents=True)
     program.touch()
-    assert Requests(found).training_place.program == str(program)
-    assert Requests(found, deployed=True).training_place.program == "troll"
-    assert Requests(found).sampling_place.environment == "../../envs/train.yaml"
+    assert Requests(found).training_environment.program == str(program)
+    assert Requests(found, deployed=True).training_environment.program == "troll"
+    assert Requests(found).sampling_environment.environment == "../../envs/train.yaml"
 
 
 def test_public_data_is_left_out_with_a_reason_or_planned(targets, repository, monkeypatch):

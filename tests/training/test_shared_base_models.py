@@ -345,7 +345,7 @@ def test_what_is_there_is_taken_and_something_else_is_made(place, want):
     assert want() is None and want.done.made == 1
     taken = want()
     assert want.done.made == 1
-    assert taken.entry == entry_in(place) and taken.entry.name.startswith("things-")
+    assert taken.path == entry_in(place) and taken.path.name.startswith("things-")
     assert taken.made == {"wall_s": 1.5, "config": {"operations": [2, 3]}}
     assert want(IDENTITY | {"seed": 2}) is None and want.done.made == 2
 
@@ -364,7 +364,7 @@ def test_without_a_place_everything_is_made_and_nothing_kept(tmp_path, monkeypat
     assert {path.name.split()[0] for path in tmp_path.iterdir()} == {"files"}
     monkeypatch.delenv(VARIABLE)
     want()
-    assert want().entry.parent.as_posix() == "resources/base-models"
+    assert want().path.parent.as_posix() == "resources/base-models"
 
 
 def alter(path, old, new):

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from troll.analysis.data.archive import held
+from troll.analysis.data.archive import archived_runs
 
 REPOSITORY = Path(__file__).parents[2]
 EXPERIMENT = "tests/workflow/reduced.yaml"
@@ -87,7 +87,7 @@ def contents(directory):
         return value
 
     root = directory / "results/reduced"
-    found = {"tables": held(root)}
+    found = {"tables": archived_runs(root)}
     for path in root.glob("**/*"):
         name = path.relative_to(root).as_posix()
         if path.suffix == ".safetensors" or path.name in ("samples.jsonl", "main.csv", "stability.csv"):

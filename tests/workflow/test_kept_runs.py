@@ -17,7 +17,7 @@ import pytest
 import yaml
 from forked_snakemake import snakemake as forked_snakemake
 
-from troll.analysis.data.archive import append_run, held
+from troll.analysis.data.archive import append_run, archived_runs
 from troll.analysis.data.results import read_results
 from troll.analysis.data.tidy import part_path, parts
 from troll.experiment.experiment import resolve, resolve_base
@@ -244,7 +244,7 @@ def test_what_was_appended_before_everything_was_killed_is_not_needed_again(few,
         with contextlib.suppress(ProcessLookupError):
             os.kill(number, signal.SIGKILL)
     process.wait(60)
-    kept = held(results)
+    kept = archived_runs(results)
     assert kept and len(kept) < 3, "it was to be killed in between"
     for name in kept:
         shutil.rmtree(results / (name if name == BASE else f"runs/{name}"))

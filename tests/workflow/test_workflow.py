@@ -21,7 +21,7 @@ from forked_snakemake import snakemake as forked_snakemake
 
 from troll import warm
 from troll.analysis.claims.packaged import claims_file
-from troll.analysis.data.archive import held
+from troll.analysis.data.archive import archived_runs
 from troll.analysis.data.tidy import read_tidy
 from troll.tasks.sandbox.pool import sandbox_available
 
@@ -326,7 +326,7 @@ def check_kept(checkout: Path, root: Path, arguments: tuple[str, ...]) -> None:
     run = "results/reduced/runs/tiny/chains/clip/grpo/stale/seed1/appended"
     result = snakemake(checkout, *more, "--", run)
     assert result.returncode == 0, result.stderr[-4000:]
-    assert len(held(root)) == 7
+    assert len(archived_runs(root)) == 7
     assert dry(checkout, more) == made | {"base_model": 1, "configure": 3, "train": 3, "append": 3}
 
 

@@ -23,7 +23,7 @@ def _number(value: Any) -> Any:
 
 Count = Annotated[int, Field(gt=0), BeforeValidator(_number)]
 """1 or above."""
-Whole = Annotated[int, Field(ge=0), BeforeValidator(_number)]
+NonNegativeInt = Annotated[int, Field(ge=0), BeforeValidator(_number)]
 """0 or above."""
 Positive = Annotated[float, Field(gt=0), BeforeValidator(_number)]
 """Above 0."""

@@ -182,7 +182,7 @@ def train(
 
     from troll.common.digests import digest_of_json
     from troll.common.files import only_writer, read_json
-    from troll.common.machine_errors import explained
+    from troll.common.machine_errors import as_user_error
     from troll.experiment.files import read_run_file
 
     config, manifest = read_run_file(run), run.parent / "manifest.json"
@@ -200,7 +200,7 @@ def train(
             require_gpus(gpus, "training.gpus")
         # Of the processes of a run, the first locks the directory for all.
         held = only_writer(run.parent) if rank in (None, "0") else nullcontext(False)
-        with explained(run.parent), held as waited:
+        with as_user_error(run.parent), held as waited:
             finished = read_json(manifest)["config"] if waited and manifest.exists() else None
             if finished is not None and digest_of_json(finished) == digest_of_json(config.model_dump()):
                 return  # another attempt, for which this one waited, finished the run

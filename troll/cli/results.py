@@ -135,15 +135,15 @@ def grade(
     if (checkpoint is None) == (samples is None):
         raise UserError("grade: name a model, --checkpoint DIRECTORY, or existing samples, --samples FILE")
     from troll.evaluation.graded_input import problems_of
-    from troll.evaluation.grading import beside
     from troll.evaluation.grading import grade as judge
+    from troll.evaluation.grading import sibling_path
 
     if checkpoint is not None:
         from troll.common.gpus import require_gpus
         from troll.evaluation.sampling import sample
 
         require_gpus(gpus, "--gpus")
-        samples = beside(out, "samples.jsonl")
+        samples = sibling_path(out, "samples.jsonl")
         sample(
             checkpoint,
             problems_of(task, problems, split),

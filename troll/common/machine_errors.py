@@ -25,7 +25,7 @@ _FULL_TEXT = (
 
 
 @contextmanager
-def explained(directory: Path) -> Iterator[None]:
+def as_user_error(directory: Path) -> Iterator[None]:
     """Turns a failure of the machine into a `UserError`; other errors pass through."""
     try:
         yield

@@ -77,17 +77,17 @@ def grade(
         verdicts = with_rewards(_grade_code(task, present, completions), present, completions)
     else:
         source = samples_path.parent.as_posix()[-_SOURCE_CHARACTERS:].strip("./") or "samples"
-        verdicts = _grade_math(task, present, completions, beside(out, "lm_eval"), source)
+        verdicts = _grade_math(task, present, completions, sibling_path(out, "lm_eval"), source)
     if task in DATA_SETS:
         listed = ({**row, "prompt": present[row["task_id"]]["prompt"]} for row in verdicts["disagreements"])
-        write_jsonl(beside(out, "disagreements.jsonl"), listed)
+        write_jsonl(sibling_path(out, "disagreements.jsonl"), listed)
     about = {"missing": missing, "data": data.provenance, "data_sha256": data.sha256}
     if digests := prompt_digests(samples_path, samples):
         about["prompts_sha256"] = digest_of_json(digests)
     write_json(out, {"task": task, **verdicts, **about})
 
 
-def beside(grades: Path, name: str) -> Path:
+def sibling_path(grades: Path, name: str) -> Path:
     """Returns the path beside a grades file: ``lm_eval`` for grades.json, ``x.lm_eval`` for x.grades.json."""
     return grades.with_name(f"{grades.stem.removesuffix('grades').rstrip('.')}.{name}".removeprefix("."))
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from troll.algorithms.ranges import Positive, Whole
+from troll.algorithms.ranges import NonNegativeInt, Positive
 from troll.common.errors import UserError, nearest
 from troll.common.seeding import derive_seed
 from troll.common.settings import StrictModel
@@ -87,7 +87,7 @@ class Experiment(StrictModel):
 
     experiment: str = Field(description="name of the experiment; results go to `results/<name>`")
     summary: str = Field("", description="one-line description")
-    seeds: list[Whole] = Field(min_length=1, description="seeds with which every combination is run")
+    seeds: list[NonNegativeInt] = Field(min_length=1, description="seeds with which every combination is run")
     tasks: dict[str, TaskSettings] = Field(
         min_length=1, description="tasks by registered name (listed in docs/configuration.md)"
     )

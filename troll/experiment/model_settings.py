@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from troll.algorithms.ranges import Count, NotNegative, Positive, Whole
+from troll.algorithms.ranges import Count, NonNegativeInt, NotNegative, Positive
 from troll.common.settings import StrictModel
 
 _HUB_ID = r"^[\w.-]+/[\w.-]+$"
@@ -132,12 +132,12 @@ class ModelSettings(FromScratch):
         {},
         description="pretrained: by task, an adapter that takes the place of supervised training",
     )
-    base_seed: Whole | None = Field(
+    base_seed: NonNegativeInt | None = Field(
         None,
         description="from scratch: seed of the base model's weights, demonstrations and their order; set by "
         "`base_seeds`",
     )
-    base_seeds: list[Whole] = Field(
+    base_seeds: list[NonNegativeInt] = Field(
         [],
         description="from scratch: one base model per seed k, each a model `<name>-base<k>` with all runs; "
         "`<name>` in the matrix stands for all of them",

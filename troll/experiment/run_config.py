@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from troll.algorithms.ranges import Count, Whole
+from troll.algorithms.ranges import Count, NonNegativeInt
 from troll.common.settings import StrictModel
 from troll.experiment.model_settings import Adapter, FromScratch, HubModel, SupervisedSteps, WheelModel
 from troll.experiment.settings import Evaluation, Size, Suite, ThinkingOfRun, Training
@@ -17,7 +17,7 @@ class ScratchModelOfRun(FromScratch):
     name: str = Field(description="name in the experiment file")
     hub: None = None
     # Left out if None, so that digests of older configurations stay the same.
-    base_seed: Whole | None = Field(
+    base_seed: NonNegativeInt | None = Field(
         None,
         description="base seed, if there are several base models of one kind",
         exclude_if=lambda value: value is None,
@@ -68,7 +68,7 @@ class ProblemsConfig(StrictModel):
 
     name: str = Field(description="name of the task")
     train: Size | None = None
-    validation: Whole | Literal["all"] | None = None
+    validation: NonNegativeInt | Literal["all"] | None = None
     test: Size | None = None
     settings: dict[str, Any] = Field({}, description="settings of the task's generator")
 
@@ -78,7 +78,7 @@ class TaskOfRun(StrictModel):
 
     name: str
     train: Size
-    validation: Whole | Literal["all"]
+    validation: NonNegativeInt | Literal["all"]
     test: Size
     settings: dict[str, Any]
 
@@ -127,7 +127,7 @@ class RunConfig(StrictModel):
 
     experiment: str
     run_id: str
-    seed: Whole
+    seed: NonNegativeInt
     model: ModelOfRun
     task: TaskOfRun
     trust_region: RuleOfRun
@@ -175,7 +175,7 @@ class AdapterRecipe(StrictModel):
     task: TaskOfAdapter
     rank: Count = Field(4, description="R, rank of the adapter; its scale is 2")
     supervised: SupervisedSteps
-    seed: Whole = 0
+    seed: NonNegativeInt = 0
 
     @model_validator(mode="after")
     def _has_one_model(self) -> "AdapterRecipe":

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from troll.algorithms.ranges import Count, NotNegative, Positive, Whole
+from troll.algorithms.ranges import Count, NonNegativeInt, NotNegative, Positive
 from troll.common.settings import StrictModel
 from troll.tasks.prompts import Thinking
 
@@ -32,7 +32,9 @@ class Critic(StrictModel):
 
     learning_rate: Positive = Field(1e-5, description="AdamW's learning rate, constant (paper)")
     weight_decay: NotNegative = Field(0.0, description="AdamW's weight decay")
-    warmup_steps: Whole = Field(0, description="optimiser steps at the start that train only the critic")
+    warmup_steps: NonNegativeInt = Field(
+        0, description="optimiser steps at the start that train only the critic"
+    )
     value_clip: Positive | None = Field(
         0.5, description="largest change of a value from the rollout's in the loss (verl); none: no clip"
     )
@@ -89,7 +91,7 @@ Aggregation = Literal[
 class PolicyUpdate(StrictModel):
     """How a rollout batch updates the policy; `Training` and `troll.TrustRegionConfig` have these keys."""
 
-    policy_lag: Whole = Field(
+    policy_lag: NonNegativeInt = Field(
         0, description="rollout batches by which the sampling policy lags behind the trained one"
     )
     trust_region_anchor: Anchor = Field(
@@ -192,7 +194,7 @@ class Training(PolicyUpdate):
     mini_batches: Count = Field(8, description="optimiser steps in one pass over a rollout batch")
     num_iterations: Count = Field(1, description="passes over a rollout batch; more make its data staler")
     micro_batches: Count = Field(1, description="equal parts into which a mini-batch is split to save memory")
-    gpus: Whole = Field(0, description="GPUs of a run, one process each; 0: one GPU if there is one")
+    gpus: NonNegativeInt = Field(0, description="GPUs of a run, one process each; 0: one GPU if there is one")
     # The next two are left out at their defaults, so that digests of older configurations stay the same.
     mixed_precision: bool = Field(
         True,
@@ -242,7 +244,7 @@ class Training(PolicyUpdate):
         exclude_if=lambda value: value == 4,
     )
     vllm: Vllm | None = Field(None, description="sample rollouts with vLLM; none: with transformers")
-    validate_every: Whole = Field(10, description="rollout batches between validations; 0: never")
+    validate_every: NonNegativeInt = Field(10, description="rollout batches between validations; 0: never")
     checkpoint_every: Count = Field(10, description="rollout batches between checkpoints")
     checkpoints_kept: Count = Field(2, description="newest checkpoints to keep until the run is complete")
 
@@ -351,7 +353,7 @@ class TaskSettings(StrictModel):
     """A task of the experiment: sizes of its splits, settings, and overrides of training."""
 
     train: Size = Field(2000, description="number of training problems, or all of a public data set")
-    validation: Whole | Literal["all"] = Field(
+    validation: NonNegativeInt | Literal["all"] = Field(
         64,
         description="number of validation problems, which are solved every `validate_every` rollout "
         "batches with one response at the temperature of rollouts; a public data set without a validation "

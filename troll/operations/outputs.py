@@ -11,7 +11,7 @@ from troll.experiment.experiment import Experiment, Run
 from troll.experiment.keys import planned_keys
 
 if TYPE_CHECKING:
-    from troll.analysis.data.archive import Held
+    from troll.analysis.data.archive import ArchivedRun
 
 
 def entries_of(
@@ -49,7 +49,9 @@ def rule_of(experiment: Experiment, run: Run) -> str:
     return experiment.trust_regions[run.trust_region].rule
 
 
-def made(experiment: Experiment, results: Path, skipped: Collection[str] = ()) -> "dict[str, Held]":
+def reusable_runs(
+    experiment: Experiment, results: Path, skipped: Collection[str] = ()
+) -> "dict[str, ArchivedRun]":
     """Returns the planned runs and base models that are already in the experiment's tables, by run id.
 
     Those appended here win over those of the release, which do not count if the experiment is to be repeated.
@@ -57,9 +59,13 @@ def made(experiment: Experiment, results: Path, skipped: Collection[str] = ()) -
     """
     if not experiment.archive:
         return {}
-    from troll.analysis.data.archive import held
+    from troll.analysis.data.archive import archived_runs
 
-    tables = [held(results)] if experiment.repeat else [held(released_directory(results)), held(results)]
+    tables = (
+        [archived_runs(results)]
+        if experiment.repeat
+        else [archived_runs(released_directory(results)), archived_runs(results)]
+    )
     keys = planned_keys(experiment, experiment.runs(), skipped) if any(tables) else {}
     return {
         name: rows[name]

@@ -123,7 +123,7 @@ class Parameters:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class JobResources:
     """The resources of one workflow rule's jobs, one function for each of Snakemake's resources."""
 
     request: Callable[[Wildcards, int], Request]
@@ -155,7 +155,7 @@ def growing(memory_mb: int) -> Callable[[Wildcards, int], int]:
 
 
 @dataclass(frozen=True)
-class Place:
+class Environment:
     """The environment that jobs of one kind run in."""
 
     environment: str  # conda environment file, relative to the rules
@@ -170,19 +170,19 @@ class Requests:
     deployed: bool = False  # whether Snakemake provides the software of jobs, by conda or containers
 
     @property
-    def training(self) -> Asked:
+    def training(self) -> JobResources:
         """Resources of training jobs."""
-        return Asked(self._training)
+        return JobResources(self._training)
 
     @property
-    def making(self) -> Asked:
+    def making(self) -> JobResources:
         """Resources of jobs that make base models from pretrained ones."""
-        return Asked(self._making)
+        return JobResources(self._making)
 
     @property
-    def sampling(self) -> Asked:
+    def sampling(self) -> JobResources:
         """Resources of jobs that sample from a run or base model."""
-        return Asked(self._sampling)
+        return JobResources(self._sampling)
 
     def _training(self, wildcards: Wildcards, attempt: int) -> Request:
         model = self.targets.experiment.models[wildcards["model"]].pretrained
@@ -203,22 +203,22 @@ class Requests:
         return sampling_request(model, gpus, attempt)
 
     @property
-    def training_place(self) -> Place:
+    def training_environment(self) -> Environment:
         """The environment in which runs are trained."""
         return self._place(self.targets.trains_with_vllm)
 
     @property
-    def sampling_place(self) -> Place:
+    def sampling_environment(self) -> Environment:
         """The environment in which models are sampled."""
         return self._place(self.targets.experiment.evaluation.engine == "vllm")
 
-    def _place(self, with_vllm: bool) -> Place:
+    def _place(self, with_vllm: bool) -> Environment:
         """Returns the environment of jobs that use vLLM, or of jobs that do not.
 
         vLLM pins other versions of some packages, so jobs that use it run in an environment of their own.
         """
         if not with_vllm:
-            return Place("../../envs/train.yaml", "troll")
+            return Environment("../../envs/train.yaml", "troll")
         beside = Path(VLLM_ENVIRONMENT, "bin", "troll")
         own = beside.exists() and not self.deployed
-        return Place("../../envs/vllm.yaml", quote(str(beside)) if own else "troll")
+        return Environment("../../envs/vllm.yaml", quote(str(beside)) if own else "troll")

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from troll.common.files import LOCK, parse_json
 from troll.common.progress import clock
 from troll.experiment.experiment import BASE, Experiment, Run
-from troll.operations.outputs import made
+from troll.operations.outputs import reusable_runs
 from troll.operations.slurm_queue import Queue
 
 State = Literal["done", "running", "pending", "failed", "stopped", "trained", "missing"]
@@ -164,7 +164,7 @@ def status_of_run(root: Path, run: Run, steps: int, *, suites: bool = False) -> 
 def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -> list[RunStatus]:
     """Returns the states of an experiment's base models and runs in file order; ``only`` selects groups."""
     root = results / experiment.experiment
-    runs, held = experiment.runs(only), made(experiment, root)
+    runs, held = experiment.runs(only), reusable_runs(experiment, root)
     statuses = []
     for model, task in dict.fromkeys((run.model, run.task) for run in runs):
         settings, name = experiment.models[model], f"{BASE}/{model}/{task}"

@@ -18,11 +18,11 @@ from troll.experiment.directories import released_directory
 from troll.experiment.experiment import Experiment, Run
 from troll.experiment.keys import largest_values, planned_keys, suites_of
 from troll.experiment.settings import Size, Suite
-from troll.operations.outputs import made, rule_of
+from troll.operations.outputs import reusable_runs, rule_of
 from troll.operations.places import Wildcards, place_of_base, place_of_run, places_of, run_id_of, task_of
 
 if TYPE_CHECKING:
-    from troll.analysis.data.archive import Held
+    from troll.analysis.data.archive import ArchivedRun
 
 _NEEDS_A_GPU = 0.05
 """Size, in 10^9 parameters, from which a hub model is expected to train on GPUs."""
@@ -144,20 +144,20 @@ class Targets:
         return {place for place in places_of(self.runs) if archive and Path(self.mark_of(place)).exists()}
 
     @cached_property
-    def held(self) -> "dict[str, Held]":
+    def archived_runs(self) -> "dict[str, ArchivedRun]":
         """Runs and base models that are in the released tables as planned."""
         _ = self.marked  # read the marks first: a concurrent process writes the row before the mark
-        return made(self.experiment, Path(self.root), self.skipped)
+        return reusable_runs(self.experiment, Path(self.root), self.skipped)
 
     @cached_property
     def taken(self) -> list[str]:
         """Ids of the runs that are taken from the released tables."""
-        if not self.held or self.experiment.repeat:
+        if not self.archived_runs or self.experiment.repeat:
             return []
-        from troll.analysis.data.archive import held
+        from troll.analysis.data.archive import archived_runs
 
-        here = held(Path(self.root))
-        found = {run.run_id: self.held.get(run.run_id) for run in self.runs}
+        here = archived_runs(Path(self.root))
+        found = {run.run_id: self.archived_runs.get(run.run_id) for run in self.runs}
         return [name for name, row in found.items() if row is not None and here.get(name) != row]
 
     @cached_property
@@ -168,9 +168,9 @@ class Targets:
         ]
 
     @cached_property
-    def lacking(self) -> list[str]:
+    def missing_places(self) -> list[str]:
         """Places that are not in the tables."""
-        return [place for place in places_of(self.runs) if run_id_of(place) not in self.held]
+        return [place for place in places_of(self.runs) if run_id_of(place) not in self.archived_runs]
 
     @property
     def collected(self) -> str:
@@ -187,7 +187,7 @@ class Targets:
         if not self.experiment.archive:
             return []
         removed = bool(self.taken) and not self._has_copies
-        marks = [Path(self.mark_of(place)) for place in self.lacking]
+        marks = [Path(self.mark_of(place)) for place in self.missing_places]
         return [Path(self.collected), *marks] if marks or removed else []
 
     @property
@@ -198,23 +198,25 @@ class Targets:
 
         return part_path(Path(self.root), TAKEN).exists()
 
-    def made_here(self, runs: Iterable[Run]) -> list[str]:
+    def local_places(self, runs: Iterable[Run]) -> list[str]:
         """Returns the places of runs and base models whose results are, or will be, in directories here.
 
         Without an archive, all of them; with one, those that are not in its tables, and those appended from
         here.
         """
         return [
-            place for place in places_of(runs) if run_id_of(place) not in self.held or place in self.marked
+            place
+            for place in places_of(runs)
+            if run_id_of(place) not in self.archived_runs or place in self.marked
         ]
 
     def directories(self, runs: Iterable[Run]) -> list[str]:
-        """Returns the directories of `made_here`."""
-        return [f"{self.root}/{place}" for place in self.made_here(runs)]
+        """Returns the directories of `local_places`."""
+        return [f"{self.root}/{place}" for place in self.local_places(runs)]
 
     def files_of(self, runs: Iterable[Run]) -> list[str]:
         """Returns the files that the tidy table of these runs is made from."""
-        places = self.made_here(runs)
+        places = self.local_places(runs)
         if self.experiment.archive:
             return [self.mark_of(place) for place in places]
         graded = [path for place in places for path in self.grades_of(place)]

@@ -37,7 +37,7 @@ from troll.training.manifest import digest_of_path, hardware, manifest_of, uncom
 from troll.training.outputs import save_model
 from troll.training.precision import precision_of
 from troll.training.prompts import load_policy_tokenizer
-from troll.training.shared_place import keep, take_or_make
+from troll.training.shared_place import cached, take_or_make
 from troll.training.supervised import Row, rows_of, train_supervised
 from troll.training.tokenizer import load_tokenizer
 from troll.training.wheel_model import wheel_snapshot
@@ -83,7 +83,7 @@ def train_base_model(config: BaseConfig, tokenizer_path: Path, out: Path) -> dic
     rows = rows_of(tokenizer, _demonstrations(config, model.supervised))
     network = new_model(model, tokenizer, config.seeds.model)
     data = {"tokenizer": tokenizer_path}
-    return _teach(config, network, tokenizer, rows, model.supervised, out, data, {}, None)
+    return _supervise(config, network, tokenizer, rows, model.supervised, out, data, {}, None)
 
 
 def shared_base_model(config: BaseConfig, tokenizer_path: Path, out: Path) -> None:
@@ -226,7 +226,7 @@ def adapted(
     name = f"adapted-{directory.parent.name}-{directory.name}"
     beside.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=beside, prefix=".adapted.") as temporary:
-        kept = keep(name, identity, make)
+        kept = cached(name, identity, make)
         files = kept.files if kept is not None else Path(temporary)
         made = kept.made if kept is not None else make(files)
         facts = made["files"]
@@ -274,7 +274,7 @@ def pretrained_base_model(config: BaseConfig, out: Path) -> None:
                 link(model, start, template)
                 tokenizer, network = load_policy_tokenizer(start), load_model(start, dtype=torch.float32)
                 rows = rows_of(tokenizer, shown, network.generation_config, config.thinking)
-                return _teach(config, network, tokenizer, rows, supervised, out, {}, source, key)
+                return _supervise(config, network, tokenizer, rows, supervised, out, {}, source, key)
 
         _take_or_make(config, name, identity, out, make, {}, source)
 
@@ -284,7 +284,7 @@ def _demonstrations(config: BaseConfig, supervised: SupervisedSteps) -> Sequence
     return get_task(config.task.name).demonstrate(count, config.seeds.data, config.task.settings)
 
 
-def _teach(
+def _supervise(
     config: BaseConfig,
     network: Any,
     tokenizer: Any,
@@ -326,7 +326,7 @@ def _take_or_make(
     data: Mapping[str, Path],
     source: Mapping[str, Any],
 ) -> None:
-    """Has a model made by `_teach`, or takes one from the shared place, with a manifest that says whose."""
+    """Has `_supervise` make a model, or takes one from the shared place; its manifest says whose."""
     if config.rehearsal:
         make()
         return
@@ -338,7 +338,7 @@ def _take_or_make(
     manifest |= {key: made[key] for key in _OF_THE_TRAINING if key in made}
     manifest |= {"made_by": {key: made[key] for key in _MADE_BY}, **source}
     write_json(out / "manifest.json", manifest | {"checkpoint": facts_of(out / "checkpoint")})
-    say(f"[base] {config.run_id}: taken from {taken.entry}, trained in {clock(made['wall_s'])}")
+    say(f"[base] {config.run_id}: taken from {taken.path}, trained in {clock(made['wall_s'])}")
 
 
 def _from_scratch(config: BaseConfig) -> ScratchModelOfRun:

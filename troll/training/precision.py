@@ -17,7 +17,7 @@ from troll.common.digests import sha256_of_file
 from troll.common.models import PRECISION, parameters_of, text_config
 from troll.common.processor import LARGE, first_processor, processor_name
 from troll.common.progress import say
-from troll.training.shared_place import keep
+from troll.training.shared_place import cached
 
 GAIN = 1.5
 """How many times as fast bfloat16 must be."""
@@ -43,7 +43,7 @@ def precision_of(files: Mapping[str, Path]) -> dict[str, Any]:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
     }
-    kept = keep("precision", identity, lambda _: measure(config))
+    kept = cached("precision", identity, lambda _: measure(config))
     return {PRECISION: kept.made if kept is not None else measure(config)}
 
 

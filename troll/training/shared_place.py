@@ -31,16 +31,16 @@ _FILES, _RECORD, _DIGEST = "files", "record.json", "sha256"
 
 
 @dataclass(frozen=True)
-class Taken:
+class CacheEntry:
     """A cached entry."""
 
-    entry: Path  # its directory
+    path: Path  # its directory
     made: Any  # the return value of its maker, from JSON
 
     @property
     def files(self) -> Path:
         """The directory of the cached files."""
-        return self.entry / _FILES
+        return self.path / _FILES
 
 
 class _DamagedError(Exception):
@@ -62,7 +62,7 @@ def shared_place() -> Path | None:
 
 def take_or_make(
     name: str, identity: Mapping[str, Any], files: Path, make: Callable[[], Mapping[str, Any]]
-) -> Taken | None:
+) -> CacheEntry | None:
     """Creates the directory ``files``: copies it from the cache, or makes it and adds it to the cache.
 
     ``identity`` is everything that can change the files. ``make`` creates the directory; its return value is
@@ -78,7 +78,7 @@ def take_or_make(
         return facts
 
     try:
-        cached = keep(name, identity, made)
+        found = cached(name, identity, made)
     except OSError as error:
         if not here or (place := shared_place()) is None:
             raise
@@ -87,21 +87,23 @@ def take_or_make(
         return None
     if here:
         return None
-    if cached is not None:
-        facts = read_json(cached.entry / _RECORD)["files"]
+    if found is not None:
+        facts = read_json(found.path / _RECORD)["files"]
         try:
             with fresh_directory(files) as temporary:
-                shutil.copytree(cached.files, temporary, copy_function=shutil.copyfile, dirs_exist_ok=True)
+                shutil.copytree(found.files, temporary, copy_function=shutil.copyfile, dirs_exist_ok=True)
                 if (problem := damage(temporary, facts)) is not None:  # changed after it was verified
                     raise _DamagedError(problem)
-            return cached
+            return found
         except _DamagedError as problem:
-            say(f"{cached.entry}: {problem}; it is made again")
+            say(f"{found.path}: {problem}; it is made again")
     make()
     return None
 
 
-def keep(name: str, identity: Mapping[str, Any], make: Callable[[Path], Mapping[str, Any]]) -> Taken | None:
+def cached(
+    name: str, identity: Mapping[str, Any], make: Callable[[Path], Mapping[str, Any]]
+) -> CacheEntry | None:
     """Returns a cached entry for use inside the cache, by reading or linking; makes it if it is missing.
 
     ``name`` and ``identity`` are those of `take_or_make`; ``make`` creates the files in the given directory.
@@ -113,7 +115,7 @@ def keep(name: str, identity: Mapping[str, Any], make: Callable[[Path], Mapping[
     plain, entry = _entry(place, name, identity)
     with suppress(_DamagedError):  # without the lock, so a read-only cache can be used
         if (record := _whole(entry, plain)) is not None:
-            return Taken(entry, record["made"])
+            return CacheEntry(entry, record["made"])
     with ExitStack() as stack:
         try:
             stack.enter_context(only_writer(entry))
@@ -122,13 +124,13 @@ def keep(name: str, identity: Mapping[str, Any], make: Callable[[Path], Mapping[
             return None
         try:
             if (record := _whole(entry, plain)) is not None:
-                return Taken(entry, record["made"])
+                return CacheEntry(entry, record["made"])
         except _DamagedError as problem:
             say(f"{entry}: {problem}; it is made again")
         _clear(entry)
         with fresh_directory(entry / _FILES) as temporary:
             made = make(temporary)
-        return Taken(entry, _write_record(entry, plain, made)["made"])
+        return CacheEntry(entry, _write_record(entry, plain, made)["made"])
 
 
 def entry_of(name: str, identity: Mapping[str, Any]) -> Path | None:

@@ -95,4 +95,4 @@ def make_tokenizer(
     }
     taken = take_or_make("tokenizer", identity, out, make)
     if taken is not None:
-        say(f"[tokenizer] {out}: taken from {taken.entry}")
+        say(f"[tokenizer] {out}: taken from {taken.path}")

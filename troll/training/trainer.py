@@ -62,7 +62,7 @@ from troll.training.text_only import as_text_model, check_text
 from troll.training.trl_metrics import TrlMetrics
 from troll.training.trl_options import check_model
 from troll.training.trl_parts import GRPOTrainer
-from troll.training.whole_step import LeaveBatch, WholeStep
+from troll.training.whole_step import SkipRemainingUpdates, WholeStep
 
 
 class TrustRegionTrainer(LiveOptions, ScoringTrainer):
@@ -114,7 +114,7 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
         self.pretraining = self._make_pretraining(pretraining_rows)
         self.policy_loss = self._make_policy_loss()
         self.whole_step = WholeStep(self._within_budget, self.policy_loss.tokens, self.accelerator)
-        self.add_callback(LeaveBatch(self.trust_region))
+        self.add_callback(SkipRemainingUpdates(self.trust_region))
         self.generated_samples = 0
         self._learnt_parts: list[dict[str, Any]] = []
         shared = args.share_prompts

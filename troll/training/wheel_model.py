@@ -29,7 +29,7 @@ from troll.common.models import load_model
 from troll.common.progress import say
 from troll.experiment.model_settings import WheelModel
 from troll.training.outputs import save_model
-from troll.training.shared_place import entry_of, keep
+from troll.training.shared_place import cached, entry_of
 
 _MAKERS = ("gguf", "transformers", "tokenizers", "safetensors", "torch", "numpy")
 """Packages that decide what becomes of a GGUF file."""
@@ -51,7 +51,7 @@ def wheel_snapshot(wheel: WheelModel, beside: Path) -> Iterator[tuple[Snapshot, 
     Without a shared place they are made in ``beside`` and gone afterwards. Refuses a wheel that cannot be had
     or is another one, a file that is no GGUF, and contents that are not what the lock file says.
     """
-    kept = keep(_entry_name(wheel), identity_of(wheel), lambda out: make_model(wheel, out))
+    kept = cached(_entry_name(wheel), identity_of(wheel), lambda out: make_model(wheel, out))
     if kept is not None:
         yield _snapshot(wheel, kept.files, kept.made), True
         return

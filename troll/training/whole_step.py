@@ -104,7 +104,7 @@ class WholeStep:
         return torch.cat(trimmed), sum(lengths[: accelerator.process_index])
 
 
-class LeaveBatch(TrainerCallback):
+class SkipRemainingUpdates(TrainerCallback):
     """Makes optimiser steps have no effect once the trust region has stopped updates on the rollout batch.
 
     Without gradients, optimisers skip weights and moments, so momentum and weight decay have no effect

@@ -11,7 +11,7 @@ rule append:
     log:
         f"{ROOT}/logs/append/{{checkpoint_dir}}.log",
     wildcard_constraints:
-        checkpoint_dir=one_of(TARGETS.lacking),
+        checkpoint_dir=one_of(TARGETS.missing_places),
     priority: 2
     localrule: True
     conda:

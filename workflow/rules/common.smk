@@ -19,7 +19,7 @@ TARGETS, PUBLIC = INVOCATION.targets, INVOCATION.public
 EXPERIMENT, ROOT = TARGETS.experiment, TARGETS.root
 PARAMETERS = Parameters(TARGETS)
 REQUESTS = Requests(TARGETS, INVOCATION.deployed)
-TRAINING, SAMPLING = REQUESTS.training_place, REQUESTS.sampling_place
+TRAINING, SAMPLING = REQUESTS.training_environment, REQUESTS.sampling_environment
 CAPTIONS = write_captions(Path(".snakemake/captions").absolute())
 
 shell.prefix(INVOCATION.shell_prefix())

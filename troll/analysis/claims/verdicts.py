@@ -88,14 +88,14 @@ class Claim(StrictModel):
     )
 
     @property
-    def of_two(self) -> bool:
+    def compares_two_rules(self) -> bool:
         """Whether the claim compares two trust regions."""
         return isinstance(self.baseline, str) and self.baseline != BASE
 
     @model_validator(mode="after")
     def _two_methods(self) -> "Claim":
         for name, used in (("at_equal_kl", self.at_equal_kl), ("across", self.across is not None)):
-            if used and not self.of_two:
+            if used and not self.compares_two_rules:
                 raise ValueError(
                     f"baseline {self.baseline}: {name} compares two trust regions; name one, not "
                     f"{'the base model' if self.baseline == BASE else 'a number'}"
@@ -124,7 +124,7 @@ class ClaimVerdict:
     # by setting, whether the method ends below its base model; only for claims about pass@1 of two trust
     # regions
     below_base: tuple[bool, ...] = ()
-    fallen: tuple[bool, ...] = ()  # the same for the baseline, at all conditions of the setting
+    baseline_below_base: tuple[bool, ...] = ()  # the same for the baseline, at all conditions of the setting
 
     @property
     def verdict(self) -> str:
@@ -196,15 +196,15 @@ def _judge(
     settings = [_setting(claim, one) for one in counted]
     why = next(filter(None, reasons), "") if not settings else ""
     below: tuple[bool, ...] = ()
-    fallen: tuple[bool, ...] = ()
-    if claim.metric == "pass@1" and claim.of_two:
+    baseline_below_base: tuple[bool, ...] = ()
+    if claim.metric == "pass@1" and claim.compares_two_rules:
         tables = {name: items for name, (*_, items) in evidence.items()}
         below = tuple(all(_falls(tables[name], one.line) for name in one.experiments) for one in counted)
-        fallen = tuple(
+        baseline_below_base = tuple(
             all(_falls(tables[name], one.baselines) for name in one.experiments) for one in counted
         )
     decision = decide(Side(claim.direction, claim.margin), settings, claim.least_seeds)
-    return ClaimVerdict(claim, decision, why, below, fallen)
+    return ClaimVerdict(claim, decision, why, below, baseline_below_base)
 
 
 @dataclass

@@ -154,9 +154,9 @@ def both_below(entry: ClaimVerdict) -> str:
 def collapsed(entry: ClaimVerdict) -> str:
     """States that the baseline collapsed in every setting that shows the contrary; empty if it did not."""
     wrong = entry.decision.wrong
-    if not any(wrong) or not entry.fallen:
+    if not any(wrong) or not entry.baseline_below_base:
         return ""
-    if not all(fallen for fallen, flag in zip(entry.fallen, wrong, strict=True) if flag):
+    if not all(fallen for fallen, flag in zip(entry.baseline_below_base, wrong, strict=True) if flag):
         return ""
     return f"where {_name(entry.claim).rstrip('*')} has fallen below its base model"
 

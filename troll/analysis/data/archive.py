@@ -34,7 +34,7 @@ TAKEN = "+released"
 
 
 @dataclass(frozen=True)
-class Held:
+class ArchivedRun:
     """What the tables say of a run, or of a base model."""
 
     key: str  # of `troll.experiment.keys.key_of`
@@ -52,13 +52,13 @@ def part_of(rule: str) -> str:
     return re.sub(r"[^\w.-]+", "-", rule).strip(".-") or BASE
 
 
-def held(results: Path) -> dict[str, Held]:
+def archived_runs(results: Path) -> dict[str, ArchivedRun]:
     """The runs and base models in the tables of an experiment, by run id, without those of `TAKEN`."""
-    runs: dict[str, Held] = {}
+    runs: dict[str, ArchivedRun] = {}
     for path in _own_parts(results):
         rows = read_part(path, _IDENTITY).drop_duplicates()
         for run_id, key, numerics, rule in rows[[*_IDENTITY]].itertuples(index=False):
-            runs[str(run_id)] = Held(str(key), int(numerics), str(rule))
+            runs[str(run_id)] = ArchivedRun(str(key), int(numerics), str(rule))
     return runs
 
 
@@ -113,8 +113,8 @@ def take(
     """
     if not keys:
         raise UserError(f"{results}: no runs are planned; name them in the plan's keys")
-    known = held(released) if released else {}
-    archived, from_release = held(results), set[str]()
+    known = archived_runs(released) if released else {}
+    archived, from_release = archived_runs(results), set[str]()
     made = []
     for name, key in keys.items():
         if name in archived and archived[name].counts_as(key):
@@ -130,7 +130,7 @@ def take(
         )
     for run_id in made:
         append_run(directories[run_id], results, keys[run_id])
-    now = held(results)
+    now = archived_runs(results)
     for run_id, key in keys.items():
         # A directory may be as old as the row that it replaces.
         if run_id not in from_release and not now[run_id].counts_as(key):

@@ -38,7 +38,7 @@ from troll.analysis.render.panels import (
     time_axis,
     wrapped,
 )
-from troll.analysis.render.style import MethodStyles, beside, dose_families, empty, legend, styled
+from troll.analysis.render.style import MethodStyles, dose_families, empty, legend, legend_right_of, styled
 
 SUCCESS = METRICS["success"]
 _LEARNING = ("validation_success", "kl_to_old", "entropy", "response_length")
@@ -217,7 +217,7 @@ def _rows_figure(
                 if column == 0:
                     axes.set_ylabel(label)
                 if means_only and column == len(present) - 1:
-                    beside(axes, styles, shown)
+                    legend_right_of(axes, styles, shown)
         for axes in panels[len(places) - (blocks - 1) * height :, (blocks - 1) * len(present) :].flat:
             axes.set_axis_off()
         for axis in {metric.axis or metric.name for metric in present}:

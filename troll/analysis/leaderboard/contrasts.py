@@ -88,7 +88,7 @@ def contrasts_table(final: Sequence[Results], protocol: Protocol, tuning: Tuning
     """
     comparison = protocol.comparison
     margin, rows = comparison.margin, list[dict[str, Any]]()
-    fallen = _fallen(final, protocol)
+    collapsed_seeds = _collapsed_seeds(final, protocol)
     shifts = _shifts(tuning, protocol)
     for endpoint in comparison.endpoints:
         values, first = fresh_values(final, protocol, endpoint), endpoint == comparison.endpoints[0]
@@ -101,7 +101,7 @@ def contrasts_table(final: Sequence[Results], protocol: Protocol, tuning: Tuning
             rows.append(means[-1])
             if not first:
                 continue
-            collapsed = fallen[contrast.method] | fallen[contrast.baseline]
+            collapsed = collapsed_seeds[contrast.method] | collapsed_seeds[contrast.baseline]
             robust = {f"{task} alone": _student(seeds, margin) for task, seeds in by_task.items()}
             robust[f"{TRIMMED:.0%} trimmed mean".replace("%", " %")] = _trimmed(differences)
             robust["without collapsed runs"] = _student(differences[~collapsed], margin)
@@ -190,15 +190,15 @@ def _shifts(tuning: Tuning, protocol: Protocol) -> dict[str, Array]:
     return {name: np.mean(shifts, axis=0) for name, shifts in changes.items()}
 
 
-def _fallen(final: Sequence[Results], protocol: Protocol) -> dict[str, pd.Series]:
+def _collapsed_seeds(final: Sequence[Results], protocol: Protocol) -> dict[str, pd.Series]:
     """By rule, which of the protocol's seeds collapsed in any setting."""
     seeds = sorted(protocol.seeds)
-    fallen = {name: pd.Series(False, index=seeds) for name in protocol.compared}
+    collapsed_seeds = {name: pd.Series(False, index=seeds) for name in protocol.compared}
     for results in final:
         for cell in cells(results.items):
-            if (name := cell.trust_region) in fallen:
-                fallen[name] |= collapsed_runs(results.items, cell).reindex(seeds, fill_value=False)
-    return fallen
+            if (name := cell.trust_region) in collapsed_seeds:
+                collapsed_seeds[name] |= collapsed_runs(results.items, cell).reindex(seeds, fill_value=False)
+    return collapsed_seeds
 
 
 def sentence(table: pd.DataFrame, protocol: Protocol) -> str:

@@ -66,7 +66,7 @@ def check_release(root: Path, protocol: Protocol) -> None:
             )
 
 
-def beside(released: Results, added: Results, name: str) -> Results:
+def with_released_runs(released: Results, added: Results, name: str) -> Results:
     """The released runs of a task, including the base model, and those of the added rule."""
 
     def together(theirs: pd.DataFrame, mine: pd.DataFrame) -> pd.DataFrame:
@@ -80,7 +80,7 @@ def together(finals: Mapping[str, tuple[Results, Results]], name: str) -> list[R
     """The fresh seeds of all rules by task, after checking that all were tested on the same problems."""
     for task, (released, added) in finals.items():
         _check_problems(task, released, added)
-    return [beside(released, added, name) for released, added in finals.values()]
+    return [with_released_runs(released, added, name) for released, added in finals.values()]
 
 
 def notes(finals: Mapping[str, tuple[Results, Results]]) -> list[str]:

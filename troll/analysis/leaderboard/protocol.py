@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from troll.algorithms.ranges import Positive, Whole
+from troll.algorithms.ranges import NonNegativeInt, Positive
 from troll.analysis.data.tidy import BASE
 from troll.analysis.leaderboard.settings import Comparison
 from troll.common.errors import UserError
@@ -41,7 +41,7 @@ class Round(StrictModel):
 
     # number of trials of each rule and task that advance to it: the best by the mean over all seeds so far
     keep: int = Field(ge=1)
-    seeds: list[Whole] = Field(min_length=1)  # their additional seeds
+    seeds: list[NonNegativeInt] = Field(min_length=1)  # their additional seeds
 
 
 class Protocol(StrictModel):
@@ -49,13 +49,15 @@ class Protocol(StrictModel):
 
     name: str  # of the leaderboard; the experiments are ``<name>-trials`` and ``<name>-<task>``
     trials: int = Field(ge=1)  # number of trials of each rule, exactly
-    tuning_seeds: list[Whole] = Field(min_length=1)  # of each trial
+    tuning_seeds: list[NonNegativeInt] = Field(min_length=1)  # of each trial
     # further rounds of tuning after that on `tuning_seeds`, in which fewer trials get more seeds; the choice
     # is made among the trials of the last round, by the mean over all their seeds
     rounds: list[Round] = Field([])
     # results/<experiment> of another protocol's trials, whose runs are used as the first round
     tuned_in: str | None = None
-    seeds: list[Whole] = Field(min_length=2)  # fresh seeds of each tuned rule, disjoint from tuning seeds
+    seeds: list[NonNegativeInt] = Field(
+        min_length=2
+    )  # fresh seeds of each tuned rule, disjoint from tuning seeds
     learning_rates: list[Positive] = Field(min_length=1)  # tried with every combination of a rule's settings
     baseline: str  # the rule with which others are compared
     rules: dict[str, Candidate] = Field(min_length=1)  # by displayed name

@@ -95,8 +95,8 @@ def draw(
             style = _dash(line.colour, length, hollow=line.clip)
             axes.plot([place], [line.published], label=f"{line.label}, published", **style)
     by_step = across == "train_step"
-    goes_on = by_step and made > published
-    axes.set_xlabel(_LABELS[across] + (f" (ours go on to {made:,.0f})" if goes_on else ""))
+    continues = by_step and made > published
+    axes.set_xlabel(_LABELS[across] + (f" (ours go on to {made:,.0f})" if continues else ""))
     axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=by_step))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))

@@ -174,7 +174,7 @@ def _handles(styles: MethodStyles, names: Sequence[str]) -> list[Line2D]:
     return [Line2D([], [], linewidth=2, **styles.line(name)) for name in names]
 
 
-def beside(axes: Axes, styles: MethodStyles, names: Sequence[str]) -> None:
+def legend_right_of(axes: Axes, styles: MethodStyles, names: Sequence[str]) -> None:
     """Adds a legend of some methods to the right of a panel."""
     handles = _handles(styles, names)
     axes.legend(handles, names, loc="center left", bbox_to_anchor=(1.02, 0.5), handlelength=3.2)

@@ -29,7 +29,7 @@ from troll.tasks.datasets.load import load, mirror_of
 from troll.tasks.datasets.settings import require_system_turn
 from troll.training.wheel_model import kept_at
 
-Kind = Literal["here", "hub", "known", "package", "nowhere"]
+Kind = Literal["here", "hub", "known", "package", "missing"]
 """On this machine; found on the hub; in known_models.yaml; in a package left to pip; none of these."""
 
 _KNOWN = Path(__file__).with_name("known_models.yaml")
@@ -100,8 +100,8 @@ def source_of(model_id: str) -> Source:
     answer = ask_hub("models", model_id)
     template = known.template if known else None
     if answer is not None:
-        return Source(model_id, "hub" if answer else "nowhere", None, template)
-    return Source(model_id, "known" if known else "nowhere", None, template)
+        return Source(model_id, "hub" if answer else "missing", None, template)
+    return Source(model_id, "known" if known else "missing", None, template)
 
 
 def hubs_of(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Hub]:
@@ -150,7 +150,7 @@ def check_models(experiment: Experiment, runs: Sequence[Run]) -> list[Check]:
     failures = [
         Check("models", "failed", _nowhere(source.id), f"models.{name}.hub.id")
         for name, source in sources.items()
-        if source.kind == "nowhere"
+        if source.kind == "missing"
     ]
     return failures_or_ok("models", failures, ", ".join(counted))
 
@@ -166,7 +166,7 @@ def check_templates(experiment: Experiment, runs: Sequence[Run]) -> list[Check]:
         problem = ""
         source = source_of(hub.chat_template_of or hub.id)
         if hub.chat_template_of is not None:
-            if source.kind == "nowhere":
+            if source.kind == "missing":
                 problem = _nowhere(source.id)
             elif source.template is False:
                 problem = f"{source.id} has no chat template"

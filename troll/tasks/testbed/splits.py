@@ -14,7 +14,7 @@ from troll.common.settings import Settings
 from troll.tasks.types import Split
 
 
-class Asked(Protocol):
+class ProblemContent(Protocol):
     """The content of a problem."""
 
     @property
@@ -23,7 +23,7 @@ class Asked(Protocol):
 
 
 Choice = TypeVar("Choice")
-Item = TypeVar("Item", bound=Asked)
+Item = TypeVar("Item", bound=ProblemContent)
 Draw = Callable[[random.Random, Mapping[str, Any]], Item]
 """Draws one random problem with the settings of its task."""
 
