@@ -232,6 +232,7 @@ def test_a_damaged_table_is_a_line_with_the_remedy(clone):
     assert re.search(f"error: {said}", result.stderr), result.stderr
 
 
+@pytest.mark.nightly  # test_archive.py kills while it appends, and test_workflow.py all that trains
 def test_what_was_appended_before_everything_was_killed_is_not_needed_again(few, tmp_path):
     results = tmp_path / "results/reduced"
     few(tmp_path, results, EARLIER + 1)
