@@ -303,7 +303,7 @@ def _parsed(workflow: Any, config: Mapping[str, Any], source: Path) -> Experimen
     try:
         parse_experiment(alone, "")
     except UserError as error:
-        if str(error) == f": {problem}":
+        if str(error).removeprefix(": ") == problem:
             raise UserError(f"{source}: {problem}") from None
     raise UserError(f"{_blamed(workflow, config, source, problem)}: {problem}")
 
