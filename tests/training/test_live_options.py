@@ -1,12 +1,17 @@
 """Attributes that callbacks set on the trainer: they act as in TRL, or setting them raises."""
 
+import ast
+import inspect
+import textwrap
+
 import pytest
 import torch
 from trainer_cases import SeededGRPOTrainer, parameters
 from transformers import TrainerCallback
+from trl import GRPOTrainer
 
 from troll.common.errors import UserError
-from troll.training.live_options import IN_ARGS
+from troll.training.live_options import _CHECKS, IN_ARGS
 from troll.training.trainer import TrustRegionTrainer
 
 CLIP = {"trust_region": "clip"}
@@ -117,3 +122,29 @@ def test_what_would_have_no_effect_is_refused(make, message, name, value, option
         setattr(trainer, name, value)
     assert "\n" not in str(caught.value) and getattr(trainer, name) == before
     setattr(trainer, name, before)
+
+
+# What ours reads in every step as TRL's loss does; other assignments are checked, and passed on or refused.
+READ = {
+    *("max_completion_length", "off_policy_mask_threshold", "router_aux_loss_coef", "top_entropy_quantile"),
+    *("args.entropy_coef_delta", "args.entropy_coef_max", "args.entropy_coef_min", "args.entropy_target"),
+    "args.use_bias_correction_kl",
+}
+# What is no option: state, components, and what is asked of the distributed run or of the sampler.
+STATE = {"accelerator", "args", "model", "current_gradient_accumulation_steps", "args.steps_per_generation"}
+STATE |= {"use_vllm", "vllm_importance_sampling_correction", "use_liger_kernel", "num_generations"}
+
+
+def attributes(function):
+    """What a method reads of ``self`` and of ``self.args``, without methods and private parts."""
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "self.args"):
+            name = ast.unparse(node).removeprefix("self.")
+            if not node.attr.startswith("_") and not hasattr(GRPOTrainer, node.attr):
+                yield name
+
+
+def test_every_option_that_trls_loss_reads_is_read_passed_on_or_refused():
+    named = set(attributes(GRPOTrainer._compute_loss))
+    assert {"beta", "args.delta", "top_entropy_quantile"} <= named
+    assert named - STATE <= READ | {*_CHECKS} | {f"args.{name}" for name in IN_ARGS}
