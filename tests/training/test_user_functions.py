@@ -214,7 +214,7 @@ def test_each_response_has_an_environment_of_its_own_which_gives_the_reward(
     configure, run_data, chat_base, own_file, tmp_path
 ):
     base, name = chat_base(Presses), f"{own_file('my_environment.py')}:Calculator"
-    options = {"environment": name, "max_response_tokens": 1200, "validate_every": 1}
+    options = {"environment": name, "max_response_tokens": 1200, "validate_every": 2}
     rows = trained(configure, base, run_data, tmp_path / "run", **options)
     # Of 8 responses, the even ones have the answer on the display, but for one, and the odd ones in the text.
     assert rows[0]["reward"] == 3 / 8 and rows[0]["success"] == 4 / 8
@@ -223,12 +223,6 @@ def test_each_response_has_an_environment_of_its_own_which_gives_the_reward(
     rewards = torch.cat([inputs["rewards"] for inputs in Presses.seen])
     expected = [1.0, 0, 0, 0, 1.0, 0, 1.0, 0] * 4  # two batches, each trained on twice
     assert sorted(rewards.tolist()) == sorted(expected)
-    Presses.interrupt_at = 1
-    options |= {"checkpoint_every": 1}
-    with pytest.raises(KeyboardInterrupt):
-        trained(configure, base, run_data, tmp_path / "cut", **options)
-    Presses.interrupt_at = None
-    assert trained(configure, base, run_data, tmp_path / "cut", **options) == rows
 
 
 def test_an_environment_without_a_reward_leaves_it_to_the_verifier(
@@ -243,6 +237,19 @@ def test_an_environment_without_a_reward_leaves_it_to_the_verifier(
     assert rows[0]["success"] == 4 / 8 and "reward" not in rows[0]
     prompts = training_run.load_policy_tokenizer(base).batch_decode(Presses.seen[0]["prompt_ids"])
     assert all(" Press keys.<|im_end|>" in prompt for prompt in prompts)
+
+
+@pytest.mark.slow
+def test_a_run_with_an_environment_resumes_exactly(configure, run_data, chat_base, own_file, tmp_path):
+    base, name = chat_base(Presses), f"{own_file('my_environment.py')}:Calculator"
+    options = {"environment": name, "max_response_tokens": 1200, "checkpoint_every": 1, "validate_every": 0}
+    whole = trained(configure, base, run_data, tmp_path / "whole", **options)
+    Presses.interrupt_at = 1
+    with pytest.raises(KeyboardInterrupt):
+        trained(configure, base, run_data, tmp_path / "cut", **options)
+    Presses.interrupt_at = None
+    assert trained(configure, base, run_data, tmp_path / "cut", **options) == whole
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
 
 
 METHODS = "def reset(self, problem):\n        pass\n    def go(self):\n        'Goes.'\n"
