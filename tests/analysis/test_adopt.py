@@ -11,7 +11,7 @@ import synthetic
 from troll.analysis.claims.packaged import claim_files
 from troll.analysis.data.archive import TAKEN, append_run, archived_runs, take
 from troll.analysis.data.results import read_results, write_plan
-from troll.analysis.data.tidy import parts, read_part, read_tidy, write_part
+from troll.analysis.data.tidy import read_table_file, read_tidy, table_files, write_table_file
 from troll.analysis.report.check import check_results
 from troll.analysis.report.make import make_table
 from troll.common.errors import UserError
@@ -29,8 +29,11 @@ def commit(root: Path) -> None:
 
 def record_commit(directory: Path, name: str) -> None:
     """Records that all runs were made at a commit."""
-    for path in parts(directory).values():
-        write_part(path, [read_part(path).assign(git_commit=pd.Categorical([name] * len(read_part(path))))])
+    for path in table_files(directory).values():
+        write_table_file(
+            path,
+            [read_table_file(path).assign(git_commit=pd.Categorical([name] * len(read_table_file(path))))],
+        )
 
 
 @pytest.fixture
@@ -144,7 +147,7 @@ def test_the_finished_runs_of_an_unfinished_experiment_are_added_to_those_of_the
     # Once all are there, the copies are part of the release as any other rows, in a file for each rule.
     take(local, keys, {name: by_name[name] for name in rest}, released)
     record_commit(local, "c0ffee")
-    assert TAKEN in parts(local)
+    assert TAKEN in table_files(local)
     expected = [dict(zip(COORDINATES, name.split("/"), strict=False)) for name in keys if "seed" in name]
     seeds = [int(name[-1]) for name in keys if "seed" in name]
     planned = [
@@ -153,7 +156,7 @@ def test_the_finished_runs_of_an_unfinished_experiment_are_added_to_those_of_the
     write_plan(local, planned, {})
     make_table("main", read_results(local), local / "tables/main")
     adopt("kept")
-    assert [*parts(released)] == ["base", "clip", "troll"]
+    assert [*table_files(released)] == ["base", "clip", "troll"]
     pd.testing.assert_frame_equal(
         read_tidy(released).runs.astype(str), read_tidy(local).runs.astype(str), check_like=True
     )

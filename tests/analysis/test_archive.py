@@ -15,10 +15,10 @@ import pytest
 import synthetic
 from forked_snakemake import CONTEXT
 
-from troll.analysis.data.archive import TAKEN, ArchivedRun, append_run, archived_runs, part_of, take
+from troll.analysis.data.archive import TAKEN, ArchivedRun, append_run, archived_runs, table_of_rule, take
 from troll.analysis.data.results import read_results
 from troll.analysis.data.runs import read_directories
-from troll.analysis.data.tidy import Tidy, part_path, parts, read_part, read_tidy
+from troll.analysis.data.tidy import Tidy, read_table_file, read_tidy, table_file, table_files
 from troll.common import numerics
 from troll.common.errors import UserError
 
@@ -48,12 +48,12 @@ def append(made: dict[str, Path], results: Path, *names: str) -> None:
 
 
 def contents(results: Path) -> dict[str, bytes]:
-    return {name: path.read_bytes() for name, path in parts(results).items()}
+    return {name: path.read_bytes() for name, path in table_files(results).items()}
 
 
 def written(results: Path) -> dict[str, tuple[int, int]]:
     """What tells whether a file was replaced, even by an equal one."""
-    stats = {name: path.stat() for name, path in parts(results).items()}
+    stats = {name: path.stat() for name, path in table_files(results).items()}
     return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
@@ -76,7 +76,7 @@ def test_the_tables_hold_what_was_appended_in_a_part_for_each_rule(
     assert archived_runs(tmp_path) == {}
     append(made, tmp_path, TROLL[1], BASE, CLIP[0], TROLL[0])
     holds(tmp_path, expected(made, CLIP[0], TROLL[0], TROLL[1], BASE))
-    assert [*parts(tmp_path)] == ["base", "clip", "troll"]
+    assert [*table_files(tmp_path)] == ["base", "clip", "troll"]
     known = archived_runs(tmp_path)
     assert known[CLIP[0]] == ArchivedRun(key(CLIP[0]), numerics.NUMERICS, "clip")
     assert known[BASE] == ArchivedRun(key(BASE), numerics.NUMERICS, "") and len(known) == 4
@@ -129,7 +129,7 @@ def test_a_run_whose_rule_is_another_one_now_is_in_one_part_only(
         append_run(other, results, "k")
         assert archived_runs(results)[CLIP[seed]] == ArchivedRun("k", numerics.NUMERICS, "gspo-clip")
         assert set(read_tidy(results).runs["run_id"]) == {CLIP[0], CLIP[1], TROLL[0]}
-    assert [*parts(results)] == ["gspo-clip", "troll"], "a part without runs goes"
+    assert [*table_files(results)] == ["gspo-clip", "troll"], "a part without runs goes"
 
 
 @pytest.mark.parametrize(
@@ -144,13 +144,13 @@ def test_a_run_whose_rule_is_another_one_now_is_in_one_part_only(
     ],
 )
 def test_any_rule_has_a_part_that_is_read(tmp_path: Path, rule: str, part: str) -> None:
-    assert part_of(rule) == part
+    assert table_of_rule(rule) == part
     run = synthetic.write_run(
         tmp_path / "testbed", "chains", "mine", "grpo", "stale", 0, batches=1, rule=rule
     )
     append_run(run, tmp_path, "k")
     if rule:
-        assert [*parts(tmp_path)] == [part] and [*archived_runs(tmp_path).values()] == [
+        assert [*table_files(tmp_path)] == [part] and [*archived_runs(tmp_path).values()] == [
             ArchivedRun("k", numerics.NUMERICS, rule)
         ]
 
@@ -222,7 +222,7 @@ def test_released_rows_are_copied_where_nothing_was_made_here(made: dict[str, Pa
     assert set(read_tidy(results).runs["run_id"]) == {CLIP[0], CLIP[1], BASE, TROLL[0]}
     take(results, keys, {BASE: made[BASE]})
     assert set(archived_runs(results)) == {CLIP[0], CLIP[1], BASE}
-    assert set(read_part(part_path(results, TAKEN))["run_id"]) == {TROLL[0]}
+    assert set(read_table_file(table_file(results, TAKEN))["run_id"]) == {TROLL[0]}
     with pytest.raises(UserError, match=f"has no run {TROLL[0]} as it is planned"):
         take(results, {TROLL[0]: key(TROLL[0])}, {})
     # Released rows under another key are other runs.
@@ -285,7 +285,7 @@ def test_the_command_collects_the_planned_runs_from_tables_and_directories(
     # A group has tables of its own, in one part.
     result = troll(*command, tmp_path / "group")
     assert result.returncode == 0, result.stderr
-    assert [*parts(tmp_path / "group")] == ["all"]
+    assert [*table_files(tmp_path / "group")] == ["all"]
     holds(tmp_path / "group", expected(made, CLIP[0], TROLL[2], BASE))
     assert json.loads((tmp_path / "group/plan.json").read_text()) == {"expected": planned, "skipped": {}}
 
@@ -322,7 +322,7 @@ def test_a_damaged_table_takes_nothing_and_stays_as_it_is(
     made: dict[str, Path], tmp_path: Path, place: str
 ) -> None:
     append(made, tmp_path, CLIP[0], TROLL[0])
-    path = part_path(tmp_path, "clip")
+    path = table_file(tmp_path, "clip")
     whole = path.read_bytes()
     path.write_bytes(whole[:-20] if place == "the end" else whole[:100] + bytes(10) + whole[110:])
     before = contents(tmp_path)

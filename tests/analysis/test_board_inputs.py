@@ -16,8 +16,8 @@ from troll.analysis.data.tidy import (
     WHOLE,
     Tidy,
     on_disk,
-    part_path,
-    write_part,
+    table_file,
+    write_table_file,
 )
 from troll.analysis.report.front import front
 from troll.cli.app import app
@@ -32,7 +32,7 @@ def write(directory: Path, results: Results) -> None:
     for frame, columns in ((results.runs, RUN_COLUMNS), (results.items, ITEM_COLUMNS)):
         full = frame.reindex(columns=list(columns)).assign(mixed=False)
         tables.append(full.astype(dict(columns)))
-    write_part(part_path(directory, WHOLE), [on_disk(Tidy(*tables))])
+    write_table_file(table_file(directory, WHOLE), [on_disk(Tidy(*tables))])
 
 
 @pytest.fixture

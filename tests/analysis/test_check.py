@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from troll.analysis.claims.ledger import write_claims
 from troll.analysis.claims.verdicts import judge, read_claims
 from troll.analysis.data.results import Results, read_results, write_plan
-from troll.analysis.data.tidy import parts
+from troll.analysis.data.tidy import table_files
 from troll.analysis.report.check import check_results
 from troll.analysis.report.make import make_figure, make_table
 from troll.cli.app import app
@@ -44,7 +44,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_figure("projection", given, root / "figures" / "projection_chains", "chains")
     (root / "claims.yaml").write_text(CLAIMS)
     ledger = [root / "claims.yaml"]
-    inputs = [*parts(root).values(), *ledger]
+    inputs = [*table_files(root).values(), *ledger]
     write_claims(judge(read_claims(ledger), given.runs, given.items), given.runs, inputs, root / "claims")
     return root
 

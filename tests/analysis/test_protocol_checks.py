@@ -7,7 +7,7 @@ import yaml
 from synthetic_board import PROTOCOL
 from typer.testing import CliRunner
 
-from troll.analysis.data.tidy import parts, read_part
+from troll.analysis.data.tidy import read_table_file, table_files
 from troll.analysis.leaderboard.protocol import Candidate, read_protocol
 from troll.cli.app import app
 from troll.common.errors import UserError
@@ -153,8 +153,8 @@ def test_nobody_has_seen_the_seeds_of_the_duel(repository):
     seen = 0
     for directory in (repository / "results/released").glob("*/tidy"):
         if not directory.parent.name.startswith("duel-"):
-            for path in parts(directory.parent).values():
-                seeds = set(read_part(path, ["seed"])["seed"].dropna())
+            for path in table_files(directory.parent).values():
+                seeds = set(read_table_file(path, ["seed"])["seed"].dropna())
                 assert not fresh & seeds, path
                 seen += len(seeds)
     assert seen > 50

@@ -17,12 +17,12 @@ from troll.analysis.data.tidy import (
     RUN_COLUMNS,
     Tidy,
     on_disk,
-    part_path,
-    parts,
-    read_part,
+    read_table_file,
     read_tidy,
-    verify_part,
-    write_part,
+    table_file,
+    table_files,
+    verify_table_file,
+    write_table_file,
 )
 from troll.common.errors import UserError
 
@@ -39,8 +39,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A part with one run."""
     root = tmp_path_factory.mktemp("results") / "testbed"
     run = synthetic.write_run(root, "chains", "clip", "grpo", "gentle", 0, batches=2, problems=4)
-    write_part(part_path(root, "clip"), [on_disk(read_directories([run]))])
-    return part_path(root, "clip")
+    write_table_file(table_file(root, "clip"), [on_disk(read_directories([run]))])
+    return table_file(root, "clip")
 
 
 def equal(one: Tidy, other: Tidy) -> None:
@@ -51,19 +51,19 @@ def equal(one: Tidy, other: Tidy) -> None:
 def by_rule(tidy: Tidy, directory: Path) -> Path:
     frame = on_disk(tidy)
     for rule, rows in frame.groupby("rule", observed=True):
-        write_part(part_path(directory, str(rule) or "base"), [rows])
+        write_table_file(table_file(directory, str(rule) or "base"), [rows])
     return directory
 
 
 def test_what_is_written_in_one_part_or_several_is_read_again(known: Tidy, tmp_path: Path) -> None:
     write_whole(known, tmp_path / "whole")
     equal(read_tidy(tmp_path / "whole"), known)
-    assert [*parts(by_rule(known, tmp_path / "ruled"))] == ["base", "clip", "troll"]
+    assert [*table_files(by_rule(known, tmp_path / "ruled"))] == ["base", "clip", "troll"]
     equal(read_tidy(tmp_path / "ruled"), known)
     assert dict(known.runs.dtypes.astype(str)) == RUN_COLUMNS
     assert dict(known.items.dtypes.astype(str)) == ITEM_COLUMNS
     write_whole(known, tmp_path / "ruled")
-    assert [*parts(tmp_path / "ruled")] == ["all"], "parts of before are gone"
+    assert [*table_files(tmp_path / "ruled")] == ["all"], "parts of before are gone"
 
 
 def test_missing_numbers_and_the_last_bits_are_kept(known: Tidy, tmp_path: Path) -> None:
@@ -85,15 +85,15 @@ def test_large_seeds_are_kept_beside_base_models_which_have_none(known: Tidy, tm
 
 def test_rows_have_one_order_and_files_one_text_whoever_wrote_them(known: Tidy, tmp_path: Path) -> None:
     frame = on_disk(known)
-    write_part(tmp_path / "first.parquet", [frame])
+    write_table_file(tmp_path / "first.parquet", [frame])
     shuffled = frame.sample(frac=1, random_state=1)
     names = shuffled.astype({"metric": pd.CategoricalDtype(sorted(set(frame["metric"]), reverse=True))})
     for index, frames in enumerate(
-        [[shuffled], [names], [frame[5:], frame[:5]], [read_part(tmp_path / "first.parquet")]]
+        [[shuffled], [names], [frame[5:], frame[:5]], [read_table_file(tmp_path / "first.parquet")]]
     ):
-        write_part(tmp_path / f"{index}.parquet", frames)
+        write_table_file(tmp_path / f"{index}.parquet", frames)
         assert (tmp_path / f"{index}.parquet").read_bytes() == (tmp_path / "first.parquet").read_bytes()
-    written = read_part(tmp_path / "first.parquet")
+    written = read_table_file(tmp_path / "first.parquet")
     keys = ["experiment", "run_id", "source", "metric", "step"]
     order = written[keys].astype(object).fillna(-1)
     assert order.equals(order.sort_values(keys, ignore_index=True))
@@ -107,7 +107,7 @@ def test_parts_of_several_runs_do_not_depend_on_what_else_was_in_memory(known: T
         *(frame.astype({"run_id": str}).astype({"run_id": "category"}) for frame in (known.runs, known.items))
     )
     for index, tidy in enumerate((known.of_runs([one]), alone.of_runs([one]))):
-        write_part(tmp_path / f"{index}.parquet", [on_disk(tidy)])
+        write_table_file(tmp_path / f"{index}.parquet", [on_disk(tidy)])
     assert (tmp_path / "0.parquet").read_bytes() == (tmp_path / "1.parquet").read_bytes()
 
 
@@ -121,7 +121,7 @@ def test_a_damaged_part_is_refused_in_one_line_or_what_it_says_is_unchanged(
         table = pq.read_table(small).replace_schema_metadata(None)
         pq.write_table(table, older, compression="zstd", write_page_checksum=True)
         small = older
-    whole, expected = small.read_bytes(), read_part(small)
+    whole, expected = small.read_bytes(), read_table_file(small)
     pages = len(whole) - int.from_bytes(whole[-8:-4], "little") - 8
     places = range(pages) if part != "footer" else range(pages, len(whole))
     draw, path, refused = random.Random(7), tmp_path / "clip.parquet", 0
@@ -131,7 +131,7 @@ def test_a_damaged_part_is_refused_in_one_line_or_what_it_says_is_unchanged(
             damaged[place] ^= 1 << draw.randrange(8)
         path.write_bytes(damaged)
         try:
-            assert verify_part(path).equals(expected)
+            assert verify_table_file(path).equals(expected)
         except UserError as error:
             assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
             refused += 1
@@ -153,8 +153,8 @@ def test_columns_are_those_that_were_written(small: Path, tmp_path: Path, column
             writer.write_table(other)
             writer.add_key_value_metadata(kept)
     with pytest.raises(UserError, match=rf"1\.parquet: damaged or .* \({column} is not what was written\);"):
-        verify_part(tmp_path / "1.parquet")
-    assert len(verify_part(tmp_path / "0.parquet")) == len(table), "files of before have no digests"
+        verify_table_file(tmp_path / "1.parquet")
+    assert len(verify_table_file(tmp_path / "0.parquet")) == len(table), "files of before have no digests"
 
 
 @pytest.mark.parametrize("cut", [0, 3, 100, -1])
@@ -164,7 +164,7 @@ def test_a_part_that_is_cut_off_is_refused(small: Path, tmp_path: Path, cut: int
     with pytest.raises(
         UserError, match=r"clip\.parquet: damaged or not a tidy table \(.*\); restore it \(git"
     ):
-        read_part(path)
+        read_table_file(path)
 
 
 def test_tables_of_another_kind_are_refused(small: Path, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_tables_of_another_kind_are_refused(small: Path, tmp_path: Path) -> None
     with pytest.raises(UserError, match=r"tidy: no tables \(\*\.parquet\) there; collect the runs first"):
         read_tidy(tmp_path)
     with pytest.raises(UserError, match=r"all\.parquet: no such file"):
-        read_part(path)
+        read_table_file(path)
     path.parent.mkdir()
     path.write_text("no table")
     with pytest.raises(UserError, match=r"all\.parquet: damaged or not a tidy table"):
@@ -195,7 +195,7 @@ def test_a_run_in_two_parts_is_refused_and_a_file_that_is_being_written_left_out
     by_rule(known, tmp_path)
     shutil.copy(tmp_path / "tidy/clip.parquet", tmp_path / "tidy/.clip.parquet.x1.parquet")
     equal(read_tidy(tmp_path), known)
-    assert len(parts(tmp_path)) == 3
+    assert len(table_files(tmp_path)) == 3
     shutil.copy(tmp_path / "tidy/clip.parquet", tmp_path / "tidy/all.parquet")
     with pytest.raises(
         UserError, match=r"all\.parquet and .*clip\.parquet: both hold run tiny/.*; remove one"

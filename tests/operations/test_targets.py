@@ -13,8 +13,8 @@ from troll.experiment.files import parse_experiment
 from troll.experiment.run_config import RunConfig, SamplingConfig, SuitesConfig
 from troll.operations import targets as module
 from troll.operations.doctor import VLLM_ENVIRONMENT
+from troll.operations.groups import Group, groups_of
 from troll.operations.parameters import Parameters, Requests
-from troll.operations.parts import Part, parts_of
 from troll.operations.places import one_of, places_of, task_of, verbatim
 from troll.operations.public_data import PublicWork, skipped_parts
 from troll.operations.targets import Targets
@@ -94,7 +94,7 @@ def test_what_the_tables_hold_is_not_made_again_unless_it_was_appended_here(targ
 def test_groups_have_their_own_runs_and_say_where_none_can_be_made(targets):
     groups = [{"group": "sums", "tasks": ["chains"]}, {"group": "code", "tasks": ["functions"]}]
     found = targets({"functions": "no sandbox"}, matrix=groups)
-    whole, sums, code = parts_of(found)
+    whole, sums, code = groups_of(found)
     assert sums.runs == found.groups["sums"] == found.runs
     assert sums.inputs({}) == whole.inputs({})
     with pytest.raises(UserError, match="group code: none of its tasks can be run on this machine"):
@@ -103,7 +103,7 @@ def test_groups_have_their_own_runs_and_say_where_none_can_be_made(targets):
 
 def test_a_group_has_names_files_and_a_plan_of_its_own(targets):
     found = targets(matrix=[{}, {"group": "sums", "tasks": ["chains"]}], archive=True)
-    whole, sums = parts_of(found)
+    whole, sums = groups_of(found)
     assert (whole.rule("report"), sums.rule("report")) == ("report", "report-sums")
     assert (whole.directory, sums.directory) == (ROOT, f"{ROOT}/groups/sums")
     assert sums.logs == f"{ROOT}/logs/groups/sums"
@@ -116,14 +116,14 @@ def test_a_group_has_names_files_and_a_plan_of_its_own(targets):
 
 def test_tables_figures_and_measurements_follow_from_what_is_asked(targets):
     found = targets()
-    part = Part(found)
-    tables = [table.path for table in part.tables]
-    assert f"{ROOT}/tables/main.csv" in tables and f"{ROOT}/tables/main.md" in part.tables_in_markdown
+    group = Group(found)
+    tables = [table.path for table in group.tables]
+    assert f"{ROOT}/tables/main.csv" in tables and f"{ROOT}/tables/main.md" in group.tables_in_markdown
     assert not [path for path in tables if "ablation" in path]
-    (figure,) = [figure for figure in part.figures if figure.path.endswith("/learning_chains.png")]
+    (figure,) = [figure for figure in group.figures if figure.path.endswith("/learning_chains.png")]
     assert figure.caption == "learning_figure" and figure.labels == {"figure": "Learning", "task": "chains"}
-    assert {"--table main", "--figure final", "--figure learning:chains"} <= set(part.report_options({}))
-    assert len(part.report_options({})) == len(tables) + len(part.figures) + 1
+    assert {"--table main", "--figure final", "--figure learning:chains"} <= set(group.report_options({}))
+    assert len(group.report_options({})) == len(tables) + len(group.figures) + 1
     assert found.measurements == []
     cost = {"tokens": 8, "widths": [4, 6], "repeats": 2, "step": {"shape": "tiny"}}
     asked = targets(cost=cost, approximation=True)

@@ -19,7 +19,7 @@ from forked_snakemake import snakemake as forked_snakemake
 
 from troll.analysis.data.archive import append_run, archived_runs
 from troll.analysis.data.results import read_results
-from troll.analysis.data.tidy import part_path, parts
+from troll.analysis.data.tidy import table_file, table_files
 from troll.experiment.experiment import resolve, resolve_base
 from troll.experiment.files import load_experiment
 from troll.experiment.keys import planned_keys
@@ -132,7 +132,7 @@ def test_what_the_tables_of_a_clone_hold_is_not_made_again_unless_its_numbers_ha
 def test_tables_are_made_from_rows_alone(clone):
     group = clone / "results/reduced/groups/gentle"
     make(clone, target="results/reduced/groups/gentle/plan.json")
-    assert runs_in(group) == {CLIP, BASE} and [*parts(group)] == ["all"]
+    assert runs_in(group) == {CLIP, BASE} and [*table_files(group)] == ["all"]
     assert not (clone / "results/reduced/runs").exists() and not (clone / "results/reduced/base").exists()
 
 
@@ -197,7 +197,7 @@ def test_a_lost_directory_costs_nothing_and_new_runs_make_no_old_ones_again(made
 
 def test_tables_that_lost_rows_get_them_back_from_the_directories(made):
     """After `git checkout` of older tables, say: Snakemake believes its marks."""
-    part_path(made.results, "clip").unlink()
+    table_file(made.results, "clip").unlink()
     trained = (made.results / "runs" / CLIP / "manifest.json").stat().st_mtime_ns
     make(made.directory)
     assert runs_in(made.results) == {CLIP, SOFT, BASE}
@@ -213,7 +213,7 @@ def test_an_old_directory_of_which_snakemake_remembers_nothing_is_not_taken(few,
 
 
 def test_a_damaged_table_is_a_line_with_the_remedy(clone):
-    path = part_path(clone / "results/released/reduced", "clip")
+    path = table_file(clone / "results/released/reduced", "clip")
     whole = path.read_bytes()
     path.write_bytes(whole[:-9])
     said = r"results/released/reduced/tidy/clip\.parquet: damaged.*; restore it \(git checkout\), or remove"
@@ -239,7 +239,7 @@ def test_what_was_appended_before_everything_was_killed_is_not_needed_again(few,
     command = [sys.executable, "-m", "troll.cli", "run", "few.yaml", "--cores", "1", "--", "collect"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 200
-    while not parts(results) and process.poll() is None and time.monotonic() < deadline:
+    while not table_files(results) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     for number in kills.processes(tmp_path):
         with contextlib.suppress(ProcessLookupError):

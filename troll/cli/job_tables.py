@@ -130,12 +130,12 @@ def claims(
     from troll.analysis.claims.packaged import claim_files
     from troll.analysis.claims.verdicts import judge, read_claims
     from troll.analysis.data.results import read_results
-    from troll.analysis.data.tidy import parts
+    from troll.analysis.data.tidy import table_files
 
     known = read_results(results)
     files = claim_files(ledger)
     judged = judge(read_claims(files), known.runs, known.items)
-    write_claims(judged, known.runs, [*parts(results).values(), *files], out)
+    write_claims(judged, known.runs, [*table_files(results).values(), *files], out)
 
 
 @app.command()

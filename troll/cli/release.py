@@ -54,14 +54,14 @@ def check_results(
     from troll.analysis.claims.packaged import claim_files
     from troll.analysis.data.provenance import check_clean
     from troll.analysis.data.results import read_results
-    from troll.analysis.data.tidy import parts, verify_part
+    from troll.analysis.data.tidy import table_files, verify_table_file
     from troll.analysis.report.check import check_results as make_again
     from troll.operations.released import check_measurements, has_measurements
 
     compared = check_measurements(results, write=write)
-    if not has_measurements(results) or parts(results):
-        for path in parts(results).values():
-            verify_part(path)
+    if not has_measurements(results) or table_files(results):
+        for path in table_files(results).values():
+            verify_table_file(path)
         known = read_results(results)
         if release:
             check_clean(known.runs, results)

@@ -6,10 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from troll.analysis.claims.packaged import claim_files
-from troll.analysis.data.archive import part_of
+from troll.analysis.data.archive import table_of_rule
 from troll.analysis.data.provenance import check_clean
 from troll.analysis.data.results import PLAN, read_results
-from troll.analysis.data.tidy import BASE, TIDY, WHOLE, part_path, parts, read_part, write_part
+from troll.analysis.data.tidy import (
+    BASE,
+    TIDY,
+    WHOLE,
+    read_table_file,
+    table_file,
+    table_files,
+    write_table_file,
+)
 from troll.analysis.report.check import check_results
 from troll.common.checkout import DIRTY, commit_of, is_committed
 from troll.common.errors import UserError
@@ -73,29 +81,29 @@ def _copy_experiment(local: Path, released: Path, fresh: Path) -> None:
         target = fresh / path
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(local / path if (local / path).exists() else released / path, target)
-    own = parts(local)
+    own = table_files(local)
     if [*own] == [WHOLE]:
         (fresh / TIDY).mkdir()
-        shutil.copyfile(own[WHOLE], part_path(fresh, WHOLE))
+        shutil.copyfile(own[WHOLE], table_file(fresh, WHOLE))
         return
-    frames = [read_part(path) for path in own.values()]
+    frames = [read_table_file(path) for path in own.values()]
     if not (local / PLAN).exists():
         if (released / PLAN).exists():
             raise UserError(f"adopt: {local}: is not finished, but {released} is; finish it first")
         here = _run_ids(local)
-        others = [read_part(path) for path in parts(released).values()]
+        others = [read_table_file(path) for path in table_files(released).values()]
         frames += [frame[~frame["run_id"].isin(here)] for frame in others]
-    for name in sorted({part_of(rule) for frame in frames for rule in frame["rule"].unique()}):
-        rows = [frame[[part_of(rule) == name for rule in frame["rule"]]] for frame in frames]
-        write_part(part_path(fresh, name), rows)
+    for name in sorted({table_of_rule(rule) for frame in frames for rule in frame["rule"].unique()}):
+        rows = [frame[[table_of_rule(rule) == name for rule in frame["rule"]]] for frame in frames]
+        write_table_file(table_file(fresh, name), rows)
 
 
 def _run_ids(directory: Path) -> set[str]:
     """Names of the runs and base models in the tidy tables."""
     return {
         str(run_id)
-        for path in parts(directory).values()
-        for run_id in read_part(path, ["run_id"])["run_id"].unique()
+        for path in table_files(directory).values()
+        for run_id in read_table_file(path, ["run_id"])["run_id"].unique()
     }
 
 

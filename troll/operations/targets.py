@@ -194,9 +194,9 @@ class Targets:
     def _has_copies(self) -> bool:
         """Whether the rows of released runs have been copied here."""
         from troll.analysis.data.archive import TAKEN
-        from troll.analysis.data.tidy import part_path
+        from troll.analysis.data.tidy import table_file
 
-        return part_path(Path(self.root), TAKEN).exists()
+        return table_file(Path(self.root), TAKEN).exists()
 
     def local_places(self, runs: Iterable[Run]) -> list[str]:
         """Returns the places of runs and base models whose results are, or will be, in directories here.

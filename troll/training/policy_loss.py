@@ -38,7 +38,7 @@ class LossOptions(Protocol):
 
 
 @dataclass(frozen=True)
-class _Part:
+class _MicroBatch:
     """Inputs of the loss for a micro-batch or a part of it; mask and advantages are [B, T]."""
 
     inputs: dict[str, Any]
@@ -91,60 +91,62 @@ class PolicyLoss:
         Raises:
             NotFinite: the loss is not finite.
         """
-        part = self._read(model, inputs)
-        losses = self._token_losses(model, part)
-        per_token, trained, tokens = self._filtered(losses.per_token, part)
-        per_token, kl = self._with_reference(per_token, part, first_step=step == 1 and model.training)
-        loss = self._reduced(per_token, part)
+        batch = self._read(model, inputs)
+        losses = self._token_losses(model, batch)
+        per_token, trained, tokens = self._filtered(losses.per_token, batch)
+        per_token, kl = self._with_reference(per_token, batch, first_step=step == 1 and model.training)
+        loss = self._reduced(per_token, batch)
         self._unread.append(loss.detach())
-        if not (model.training and loss.is_cuda):  # reading it there would synchronise in each part
+        if not (model.training and loss.is_cuda):  # reading it there would synchronise in each micro-batch
             self.check_finite(step)
-        self.trl_metrics.add_ratios(part.new, part.old, part.advantages, part.mask)
+        self.trl_metrics.add_ratios(batch.new, batch.old, batch.advantages, batch.mask)
         if model.training:
-            self._logged(losses.metrics | kl, part)
+            self._logged(losses.metrics | kl, batch)
         else:
-            self.trl_metrics.add_means({"entropy": part.entropy, **kl}, part.mask)
+            self.trl_metrics.add_means({"entropy": batch.entropy, **kl}, batch.mask)
         # DDP averages gradients over processes, but the normalisers already count all processes.
         loss = loss * self.accelerator.num_processes
         if self.entropy_bonus.enabled:
             bonus = self.entropy_bonus(
-                part.entropy, trained, loss.detach(), tokens=tokens, training=model.training
+                batch.entropy, trained, loss.detach(), tokens=tokens, training=model.training
             )
             loss = loss - self.accelerator.num_processes * bonus
-        if part.auxiliary is not None:
-            loss = loss + part_weight * self.options.router_aux_loss_coef * part.auxiliary
+        if batch.auxiliary is not None:
+            loss = loss + part_weight * self.options.router_aux_loss_coef * batch.auxiliary
         return loss
 
-    def _read(self, model: Any, inputs: dict[str, Any]) -> _Part:
+    def _read(self, model: Any, inputs: dict[str, Any]) -> _MicroBatch:
         mask = loss_mask(inputs).float()
         new, old, auxiliary = self.new_policy.read(model, inputs, self.old_policy.read(inputs))
-        return _Part(inputs, mask, _advantages(inputs, mask), new, old, auxiliary)
+        return _MicroBatch(inputs, mask, _advantages(inputs, mask), new, old, auxiliary)
 
-    def _token_losses(self, model: Any, part: _Part) -> TokenLosses:
+    def _token_losses(self, model: Any, batch: _MicroBatch) -> TokenLosses:
         """Token losses of the trust region."""
-        inputs, group_rewards = part.inputs, None
+        inputs, group_rewards = batch.inputs, None
         if self.trust_region.needs_group_rewards:
             group_rewards = GroupRewards(inputs["rewards"], inputs["group_rewards"])
-        compared = self.new_policy.compared(model, part.new, part.old)
+        compared = self.new_policy.compared(model, batch.new, batch.old)
         step_tokens, seed = inputs.get(STEP_TOKENS), inputs.get(STEP_SEED, 0)
-        return self.trust_region(*compared, part.advantages, part.mask, group_rewards, step_tokens, seed=seed)
+        return self.trust_region(
+            *compared, batch.advantages, batch.mask, group_rewards, step_tokens, seed=seed
+        )
 
-    def _filtered(self, per_token: Tensor, part: _Part) -> tuple[Tensor, Tensor, Tensor]:
+    def _filtered(self, per_token: Tensor, batch: _MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
         """The losses [B, T] after TRL's masks and weights, the mask of trained tokens, and their number.
 
         The number is that of the whole step, over all processes.
         """
-        inputs, mask, trained = part.inputs, part.mask, part.mask
+        inputs, mask, trained = batch.inputs, batch.mask, batch.mask
         tokens = inputs["step_tokens"]
         far, quantile = self.options.off_policy_mask_threshold, self.options.top_entropy_quantile
         if far is not None:
             # DeepSeek-V3.2's mask: 0 at negative advantages of responses that are far off-policy.
-            sampled = inputs.get("sampling_per_token_logps", part.old.log_probs)
+            sampled = inputs.get("sampling_per_token_logps", batch.old.log_probs)
             per_token = per_token * GRPOTrainer.get_off_policy_mask(
-                part.advantages, part.new.log_probs, sampled, mask, far
+                batch.advantages, batch.new.log_probs, sampled, mask, far
             )
         if quantile < 1.0:
-            entropy = part.entropy.detach()
+            entropy = batch.entropy.detach()
             if HIGH_ENTROPY in inputs:
                 threshold, tokens = inputs[HIGH_ENTROPY]
             else:  # this part is the whole step
@@ -157,17 +159,17 @@ class PolicyLoss:
         return per_token, trained, tokens.clamp(min=1)
 
     def _with_reference(
-        self, per_token: Tensor, part: _Part, *, first_step: bool
+        self, per_token: Tensor, batch: _MicroBatch, *, first_step: bool
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Adds the weighted KL to the reference, of the regulariser or of TRL; returns also TRL's metric."""
-        reference = part.inputs.get("ref_per_token_logps")
+        reference = batch.inputs.get("ref_per_token_logps")
         if reference is None:
             return per_token, {}
-        policies = (part.new.log_probs, part.old.log_probs, reference, part.mask)
+        policies = (batch.new.log_probs, batch.old.log_probs, reference, batch.mask)
         if first_step:
-            self.agreement.add_reference(part.old.log_probs, reference, part.mask)
+            self.agreement.add_reference(batch.old.log_probs, reference, batch.mask)
         if self.reference_kl is not None:
-            return per_token + self.reference_kl.loss(*policies, part.inputs.get(COEFFICIENT)), {}
+            return per_token + self.reference_kl.loss(*policies, batch.inputs.get(COEFFICIENT)), {}
         kl = trl_reference_kl(
             *policies,
             weighted=self.args.use_bias_correction_kl,
@@ -175,25 +177,25 @@ class PolicyLoss:
         )
         return per_token + self.options.beta * kl, {"kl": kl.detach()}
 
-    def _reduced(self, per_token: Tensor, part: _Part) -> Tensor:
+    def _reduced(self, per_token: Tensor, batch: _MicroBatch) -> Tensor:
         return aggregate(
             per_token,
-            part.mask,
+            batch.mask,
             self.aggregation,
-            tokens=part.inputs["step_tokens"],
-            sequences=part.inputs["step_sequences"],
-            responses=part.inputs["step_responses"],
+            tokens=batch.inputs["step_tokens"],
+            sequences=batch.inputs["step_sequences"],
+            responses=batch.inputs["step_responses"],
             max_response_tokens=self.options.max_completion_length,
-            weights=part.inputs.get(RESPONSE_WEIGHTS),
+            weights=batch.inputs.get(RESPONSE_WEIGHTS),
         )
 
-    def _logged(self, metrics: dict[str, Tensor], part: _Part) -> None:
-        assert part.old.distribution is not None
-        kept = (part.old.distribution.token_ids >= 0).sum(-1)
+    def _logged(self, metrics: dict[str, Tensor], batch: _MicroBatch) -> None:
+        assert batch.old.distribution is not None
+        kept = (batch.old.distribution.token_ids >= 0).sum(-1)
         metrics = metrics | self.old_policy.fullness(kept)
-        self.diagnostics.add({"entropy": part.entropy.detach(), "kept_tokens": kept, **metrics}, part.mask)
-        if part.auxiliary is not None:
-            self.report("aux_loss", part.auxiliary.detach())
+        self.diagnostics.add({"entropy": batch.entropy.detach(), "kept_tokens": kept, **metrics}, batch.mask)
+        if batch.auxiliary is not None:
+            self.report("aux_loss", batch.auxiliary.detach())
 
     def begin_run(self) -> None:
         """Drops the part of an optimiser step that an earlier run was interrupted in."""
@@ -215,8 +217,8 @@ class PolicyLoss:
     @torch.no_grad()
     def tokens(self, model: Any, inputs: dict[str, Any]) -> tuple[StepTokens, Tensor]:
         """The `StepTokens` of a micro-batch or a part of it, and the entropies [N]; see `__call__`."""
-        part, on = self._read(model, inputs), loss_mask(inputs).bool()
-        return StepTokens.of(part.new, part.old, part.advantages, on), part.entropy[on]
+        batch, on = self._read(model, inputs), loss_mask(inputs).bool()
+        return StepTokens.of(batch.new, batch.old, batch.advantages, on), batch.entropy[on]
 
 
 def _advantages(inputs: dict[str, Any], mask: Tensor) -> Tensor:

@@ -7,26 +7,26 @@ MEASUREMENTS = [*TARGETS.measurements, *PUBLIC.outputs]
 # Rules for the experiment and for each named group of its runs: `snakemake GROUP` makes only the runs, tables, figures,
 # verdicts and page of that group. Tables to which finished runs are appended are not declared as output, because Snakemake
 # would remove them before the job.
-for _part in parts_of(TARGETS):
+for _group in groups_of(TARGETS):
 
     rule:
         name:
-            _part.rule("collect")
+            _group.rule("collect")
         input:
-            _part.inputs,
+            _group.inputs,
         output:
-            plan=f"{_part.directory}/plan.json",
-            mark=touch(_part.mark),
-            tidy=_part.tidy,
+            plan=f"{_group.directory}/plan.json",
+            mark=touch(_group.mark),
+            tidy=_group.tidy,
         log:
-            f"{_part.logs}/collect.log",
+            f"{_group.logs}/collect.log",
         localrule: True
         conda:
             "../../envs/analyse.yaml"
         params:
-            directories=TARGETS.directories(_part.runs),
+            directories=TARGETS.directories(_group.runs),
             out=lambda wildcards, output: os.path.dirname(output.plan),
-            plan=_part.plan,
+            plan=_group.plan,
             options=TARGETS.collect_options,
         message:
             "collect {params.out}"
@@ -36,21 +36,21 @@ for _part in parts_of(TARGETS):
 
     rule:
         name:
-            _part.rule("claims")
+            _group.rule("claims")
         input:
-            plan=f"{_part.directory}/plan.json",
-            mark=_part.mark,
+            plan=f"{_group.directory}/plan.json",
+            mark=_group.mark,
             ledger=TARGETS.claims_inputs,
         output:
             report(
-                f"{_part.directory}/claims.md",
+                f"{_group.directory}/claims.md",
                 caption=CAPTIONS / "claims.rst",
                 category="Verdicts",
                 labels={"table": "claims"},
             ),
-            f"{_part.directory}/claims.json",
+            f"{_group.directory}/claims.json",
         log:
-            f"{_part.logs}/claims.log",
+            f"{_group.logs}/claims.log",
         localrule: True
         conda:
             "../../envs/analyse.yaml"
@@ -67,16 +67,16 @@ for _part in parts_of(TARGETS):
     # Makes a self-contained page; `snakemake --report` makes Snakemake's own report.
     rule:
         name:
-            _part.rule("report")
+            _group.rule("report")
         input:
-            plan=f"{_part.directory}/plan.json",
-            mark=_part.mark,
+            plan=f"{_group.directory}/plan.json",
+            mark=_group.mark,
             ledger=TARGETS.claims_inputs,
-            claims=f"{_part.directory}/claims.md",
-            measurements=MEASUREMENTS if _part.group is None else [],
+            claims=f"{_group.directory}/claims.md",
+            measurements=MEASUREMENTS if _group.name is None else [],
         output:
-            page=f"{_part.directory}/page.html",
-            markdown=_part.markdown,
+            page=f"{_group.directory}/page.html",
+            markdown=_group.markdown,
             tables=[
                 report(
                     table.path,
@@ -84,9 +84,9 @@ for _part in parts_of(TARGETS):
                     category="Tables",
                     labels=table.labels,
                 )
-                for table in _part.tables
+                for table in _group.tables
             ],
-            in_markdown=_part.tables_in_markdown,
+            in_markdown=_group.tables_in_markdown,
             figures=[
                 report(
                     figure.path,
@@ -94,16 +94,16 @@ for _part in parts_of(TARGETS):
                     category="Figures",
                     labels=figure.labels,
                 )
-                for figure in _part.figures
+                for figure in _group.figures
             ],
         log:
-            f"{_part.logs}/report.log",
+            f"{_group.logs}/report.log",
         localrule: True
         conda:
             "../../envs/analyse.yaml"
         params:
             results=lambda wildcards, output: os.path.dirname(output.page),
-            options=_part.report_options,
+            options=_group.report_options,
             ledger=TARGETS.claims_options,
             digests=TARGETS.claims_digests,
         message:
@@ -112,13 +112,13 @@ for _part in parts_of(TARGETS):
             "troll --log {log:q} job report {params.results:q} {params.options} {params.ledger}"
 
 
-for _group in TARGETS.groups:
+for _name in TARGETS.groups:
 
     rule:
         name:
-            _group
+            _name
         input:
-            f"{ROOT}/groups/{_group}/page.html",
+            f"{ROOT}/groups/{_name}/page.html",
 
 
 # Timings reserve all cores, so that no other job runs at the same time.

@@ -11,7 +11,7 @@ from troll.experiment.experiment import BASE
 from troll.experiment.resources import FIXED
 from troll.operations.invocation import begin
 from troll.operations.parameters import Parameters, Requests, growing
-from troll.operations.parts import parts_of
+from troll.operations.groups import groups_of
 from troll.operations.places import one_of, task_of
 
 INVOCATION = begin(workflow, config)

@@ -17,11 +17,11 @@ from troll.analysis.data.tidy import (
     TIDY,
     Tidy,
     on_disk,
-    part_path,
-    parts,
-    read_part,
+    read_table_file,
     read_tidy,
-    write_part,
+    table_file,
+    table_files,
+    write_table_file,
 )
 from troll.common.errors import UserError
 from troll.common.files import only_writer
@@ -46,25 +46,25 @@ class ArchivedRun:
         return self.key == key and not changed_since(self.numerics, self.rule)
 
 
-def part_of(rule: str) -> str:
-    """The part of the tables that holds the runs of a rule; base models, which have none, are in one too."""
-    # A file whose name begins with a dot is no part.
+def table_of_rule(rule: str) -> str:
+    """The name of the table with the runs of a rule; base models, which have none, have one too."""
+    # A file whose name begins with a dot is being written.
     return re.sub(r"[^\w.-]+", "-", rule).strip(".-") or BASE
 
 
 def archived_runs(results: Path) -> dict[str, ArchivedRun]:
     """The runs and base models in the tables of an experiment, by run id, without those of `TAKEN`."""
     runs: dict[str, ArchivedRun] = {}
-    for path in _own_parts(results):
-        rows = read_part(path, _IDENTITY).drop_duplicates()
+    for path in _own_table_files(results):
+        rows = read_table_file(path, _IDENTITY).drop_duplicates()
         for run_id, key, numerics, rule in rows[[*_IDENTITY]].itertuples(index=False):
             runs[str(run_id)] = ArchivedRun(str(key), int(numerics), str(rule))
     return runs
 
 
-def _own_parts(results: Path) -> list[Path]:
+def _own_table_files(results: Path) -> list[Path]:
     """The tables of runs that were appended in ``results``, as opposed to copied from the release."""
-    return [path for name, path in parts(results).items() if name != TAKEN]
+    return [path for name, path in table_files(results).items() if name != TAKEN]
 
 
 def append_run(directory: Path, results: Path, key: str) -> None:
@@ -80,27 +80,27 @@ def append_run(directory: Path, results: Path, key: str) -> None:
     rows = on_disk(tidy)
     rows["key"] = rows["key"].cat.rename_categories([key])
     run_id, rule = str(rows["run_id"].iloc[0]), str(rows["rule"].iloc[0])
-    path = part_path(results, part_of(rule))
+    path = table_file(results, table_of_rule(rule))
     with only_writer(results / TIDY):
         for left in (results / TIDY).glob(".*.parquet"):  # by a process that was killed
             left.unlink()
-        for other in parts(results).values():
+        for other in table_files(results).values():
             if other != path:
                 _remove({run_id}, other)
-        before = [read_part(path)] if path.exists() else []
-        write_part(path, [*(frame[frame["run_id"] != run_id] for frame in before), rows])
+        before = [read_table_file(path)] if path.exists() else []
+        write_table_file(path, [*(frame[frame["run_id"] != run_id] for frame in before), rows])
 
 
 def _remove(run_ids: set[str], path: Path) -> None:
     """Removes runs from a table that is no longer theirs."""
-    if run_ids.isdisjoint(read_part(path, ["run_id"])["run_id"]):
+    if run_ids.isdisjoint(read_table_file(path, ["run_id"])["run_id"]):
         return
-    frame = read_part(path)
+    frame = read_table_file(path)
     kept = frame[~frame["run_id"].isin(run_ids)]
     if kept.empty:
         path.unlink()
     else:
-        write_part(path, [kept])
+        write_table_file(path, [kept])
 
 
 def take(
@@ -144,14 +144,14 @@ def take(
 
 def _copy_released(run_ids: set[str], planned: Collection[str], released: Path | None, results: Path) -> None:
     """Copies the rows of these runs, out of the planned ones, from the released tables to `TAKEN`."""
-    path = part_path(results, TAKEN)
+    path = table_file(results, TAKEN)
     with only_writer(results / TIDY):
         if path.exists():  # with runs that another group of the experiment has copied
             _remove(set(planned), path)
         if not run_ids or released is None:
             return
-        for own in _own_parts(results):  # rows of an earlier plan, which the release replaces
+        for own in _own_table_files(results):  # rows of an earlier plan, which the release replaces
             _remove(run_ids, own)
-        frames = [read_part(part) for part in parts(released).values()]
+        frames = [read_table_file(path) for path in table_files(released).values()]
         copied = [frame[frame["run_id"].isin(run_ids)] for frame in frames]
-        write_part(path, [*copied, *([read_part(path)] if path.exists() else [])])
+        write_table_file(path, [*copied, *([read_table_file(path)] if path.exists() else [])])

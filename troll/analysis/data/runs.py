@@ -22,10 +22,10 @@ from troll.analysis.data.tidy import (
     WHOLE,
     Tidy,
     on_disk,
-    part_path,
-    parts,
+    table_file,
+    table_files,
     write_csv,
-    write_part,
+    write_table_file,
 )
 from troll.common.errors import UserError
 
@@ -49,8 +49,8 @@ class _Directory:
 
 def write_whole(tidy: Tidy, out: Path) -> None:
     """Writes the tables of an experiment as a single part, and as CSV."""
-    write_part(part_path(out, WHOLE), [on_disk(tidy)])
-    for name, path in parts(out).items():
+    write_table_file(table_file(out, WHOLE), [on_disk(tidy)])
+    for name, path in table_files(out).items():
         if name != WHOLE:
             path.unlink()
     write_csv(tidy.runs, out / "runs.csv.gz")

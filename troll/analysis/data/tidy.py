@@ -32,7 +32,7 @@ PROVENANCE = ("git_commit", "versions", "hardware", "settings")
 TIDY = "tidy"
 """The directory of the tables in ``results/<experiment>``."""
 WHOLE = "all"
-"""The part of an experiment that is collected as a whole."""
+"""The name of the table of an experiment that is collected as a whole."""
 _PROBLEM = "problem"
 """Source of the item rows on disk: ``value`` of ``n_items`` samples of the problem ``metric`` passed."""
 
@@ -91,25 +91,25 @@ class Tidy:
         return Tidy(*(frame[frame["run_id"].isin(selected)].reset_index(drop=True) for frame in both))
 
 
-def parts(directory: Path) -> dict[str, Path]:
-    """The files of an experiment's tables by part name, sorted."""
+def table_files(directory: Path) -> dict[str, Path]:
+    """The files of an experiment's tables by name (that of a rule, or `all`), sorted."""
     files = sorted((directory / TIDY).glob("*.parquet"))
     return {path.stem: path for path in files if not path.name.startswith(".")}  # dot files are being written
 
 
-def part_path(directory: Path, part: str) -> Path:
-    """Path of a part."""
-    return directory / TIDY / f"{part}.parquet"
+def table_file(directory: Path, name: str) -> Path:
+    """The path of one of the tables' files."""
+    return directory / TIDY / f"{name}.parquet"
 
 
 def read_tidy(directory: Path) -> Tidy:
     """The tables of an experiment."""
-    files = parts(directory)
+    files = table_files(directory)
     if not files:
         if directory.is_file():
             raise UserError(f"{directory}: is a file; name its directory, {directory.parent}")
         raise UserError(f"{directory / TIDY}: no tables (*.parquet) there; collect the runs first")
-    frames = {path: read_part(path) for path in files.values()}
+    frames = {path: read_table_file(path) for path in files.values()}
     holder: dict[str, Path] = {}
     for path, frame in frames.items():
         for run_id in frame["run_id"].unique():
@@ -119,10 +119,10 @@ def read_tidy(directory: Path) -> Tidy:
     return _from_disk(_sorted(list(frames.values())))
 
 
-def read_part(path: Path, columns: Collection[str] = ()) -> pd.DataFrame:
+def read_table_file(path: Path, columns: Collection[str] = ()) -> pd.DataFrame:
     """One file of a tidy table as it is on disk, by default with all columns.
 
-    Pages have checksums, which are verified; the file's own metadata have none (`verify_part`).
+    Pages have checksums, which are verified; the file's own metadata have none (`verify_table_file`).
     """
     dtypes = {name: dtype for name, dtype in _ON_DISK.items() if not columns or name in columns}
     try:
@@ -150,12 +150,12 @@ def read_part(path: Path, columns: Collection[str] = ()) -> pd.DataFrame:
         raise UserError(f"{path}: damaged or not a tidy table ({what}); {_REMEDY}") from None
 
 
-def verify_part(path: Path) -> pd.DataFrame:
-    """One file of a tidy table, as `read_part`; raises a `UserError` unless its columns are as written.
+def verify_table_file(path: Path) -> pd.DataFrame:
+    """One file of a tidy table, as `read_table_file`; raises a `UserError` unless its columns are as written.
 
     A damaged footer may name pages of another column. Files without digests of columns are not verified.
     """
-    frame = read_part(path)
+    frame = read_table_file(path)
     try:
         metadata = pq.read_metadata(path)
         written = dict(json.loads((metadata.metadata or {}).get(_DIGESTS_OF_COLUMNS, b"{}")))
@@ -170,7 +170,7 @@ def verify_part(path: Path) -> pd.DataFrame:
     return frame
 
 
-def write_part(path: Path, frames: Sequence[pd.DataFrame]) -> None:
+def write_table_file(path: Path, frames: Sequence[pd.DataFrame]) -> None:
     """Writes one file atomically, its rows sorted, with digests of its columns as the only metadata."""
     frame = _sorted(frames)
     digests = json.dumps({name: _digest(values) for name, values in frame.items()})

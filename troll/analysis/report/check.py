@@ -15,7 +15,7 @@ from matplotlib.image import imread
 from troll.analysis.claims.ledger import write_claims
 from troll.analysis.claims.verdicts import judge, read_claims
 from troll.analysis.data.results import PLAN, Results, read_results
-from troll.analysis.data.tidy import TIDY, parts
+from troll.analysis.data.tidy import TIDY, table_files
 from troll.analysis.registry import entries
 from troll.analysis.report.document import PAGE, report
 from troll.analysis.report.make import make_figure, make_table
@@ -112,7 +112,7 @@ def _make(stem: Path, directory: Path, fresh: Path, results: Results, claims: Se
         if stem.name == Path(PAGE).stem:
             write_text(fresh / PAGE, report(results, judged, directory))
         else:
-            write_claims(judged, results.runs, [*parts(directory).values(), *claims], target)
+            write_claims(judged, results.runs, [*table_files(directory).values(), *claims], target)
         return True
     if stem.parent.name == "tables":
         if stem.name in entries("table"):

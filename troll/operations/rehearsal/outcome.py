@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from troll.algorithms.trust_regions import TRUST_REGIONS
 from troll.algorithms.trust_regions.constraint_check import Thresholds
 from troll.analysis.data.summaries import Cell
-from troll.analysis.data.tidy import GROUP, parts
+from troll.analysis.data.tidy import GROUP, table_files
 from troll.analysis.render.substitutes import REHEARSAL
 from troll.analysis.tables.published import SECTIONS
 from troll.common.digests import sha256_of_file
@@ -196,7 +196,7 @@ def check_marks(root: Path) -> list[Check]:
 
 def check_published(experiment: Experiment, done: Sequence[Done], root: Path) -> list[Check]:
     """Checks that the tables of published numbers show baselines that were run without their method."""
-    if not experiment.published or not parts(root):
+    if not experiment.published or not table_files(root):
         return []
     cells = [Cell(**{name: getattr(item.run, name) for name in GROUP}) for item in done]
     failures, lone = [], 0

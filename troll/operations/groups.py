@@ -1,4 +1,4 @@
-"""Parts of an experiment with their own tables, figures, verdicts and page: the whole, and named groups."""
+"""Groups of runs with their own tables, figures, verdicts and page; the whole experiment is one of them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,66 +23,66 @@ class Output:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Group:
     """An experiment, or a named group of its runs."""
 
     targets: Targets
-    group: str | None = None  # name of the group; None for the whole experiment
+    name: str | None = None  # None for the whole experiment
 
     @property
     def directory(self) -> str:
         """Directory of everything that is made from these runs."""
         root = self.targets.root
-        return root if self.group is None else f"{root}/groups/{self.group}"
+        return root if self.name is None else f"{root}/groups/{self.name}"
 
     @property
     def logs(self) -> str:
         """Directory of the logs."""
         logs = f"{self.targets.root}/logs"
-        return logs if self.group is None else f"{logs}/groups/{self.group}"
+        return logs if self.name is None else f"{logs}/groups/{self.name}"
 
     def rule(self, name: str) -> str:
-        """Returns a rule's name for this part; it is unique, as group names cannot contain a dash."""
-        return name if self.group is None else f"{name}-{self.group}"
+        """Returns a rule's name for this group; it is unique, as group names cannot contain a dash."""
+        return name if self.name is None else f"{name}-{self.name}"
 
     @property
     def runs(self) -> list[Run]:
         """Runs that this machine can make."""
-        return self.targets.runs if self.group is None else self.targets.groups[self.group]
+        return self.targets.runs if self.name is None else self.targets.groups[self.name]
 
     def inputs(self, wildcards: Wildcards) -> list[str]:
         """Files that the tidy table is made from; raises a UserError if this machine can make no run."""
         if not self.runs:
-            raise UserError(f"group {self.group}: none of its tasks can be run on this machine")
+            raise UserError(f"group {self.name}: none of its tasks can be run on this machine")
         return self.targets.files_of(self.runs)
 
     @property
     def mark(self) -> list[str]:
         """Mark file whose removal makes Snakemake collect the whole experiment again; none for a group."""
-        return [self.targets.collected] if self.group is None else []
+        return [self.targets.collected] if self.name is None else []
 
     @property
     def tidy(self) -> list[str]:
         """The tidy table as an output; none for an archive, as Snakemake deletes outputs before a job."""
-        kept = self.group is None and self.targets.experiment.archive
+        kept = self.name is None and self.targets.experiment.archive
         return [] if kept else [f"{self.directory}/tidy/all.parquet"]
 
     def plan(self, wildcards: Wildcards) -> str:
         """The plan; it includes runs of skipped tasks, so that tables can name them."""
-        groups = [] if self.group is None else [self.group]
+        groups = [] if self.name is None else [self.name]
         return settings_file("plan", self.targets.plan_of(self.targets.experiment.runs(groups)))
 
     @property
     def markdown(self) -> list[str]:
         """The experiment's README.md in its results; none for a group."""
-        return [f"{self.directory}/README.md"] if self.group is None else []
+        return [f"{self.directory}/README.md"] if self.name is None else []
 
     @property
     def tables(self) -> list[Output]:
         """The tables as CSV."""
         return [
             Output(f"{self.directory}/tables/{entry.name}.csv", entry.caption, {"table": entry.title})
-            for entry in entries_of("table", self.targets.experiment, self.runs, self.group)
+            for entry in entries_of("table", self.targets.experiment, self.runs, self.name)
         ]
 
     @property
@@ -103,18 +103,18 @@ class Part:
         ]
 
     def _figures(self) -> Iterator[tuple[Entry, str, str]]:
-        return figures_of(self.targets.experiment, self.runs, self.group)
+        return figures_of(self.targets.experiment, self.runs, self.name)
 
     def report_options(self, wildcards: Wildcards) -> list[str]:
         """Options of `troll job report` that list what to make."""
-        tables = entries_of("table", self.targets.experiment, self.runs, self.group)
+        tables = entries_of("table", self.targets.experiment, self.runs, self.name)
         options = [f"--table {entry.name}" for entry in tables]
         options += [f"--figure {entry.name}{f':{task}' * bool(task)}" for entry, task, _ in self._figures()]
         options += [f"--markdown {quote(path)}" for path in self.markdown]
-        options += [] if self.group is None else [f"--command {quote(f'snakemake {self.group}')}"]
+        options += [] if self.name is None else [f"--command {quote(f'snakemake {self.name}')}"]
         return options
 
 
-def parts_of(targets: Targets) -> list[Part]:
+def groups_of(targets: Targets) -> list[Group]:
     """Returns the whole experiment and then its groups."""
-    return [Part(targets), *(Part(targets, group) for group in targets.groups)]
+    return [Group(targets), *(Group(targets, group) for group in targets.groups)]
