@@ -75,7 +75,7 @@ def test_skipped_tasks_have_no_files_and_stand_in_the_plan(targets):
 
 def test_what_the_tables_hold_is_not_made_again_unless_it_was_appended_here(targets, monkeypatch):
     found = targets(archive=True)
-    monkeypatch.setattr(module, "made", lambda *_: {NAME: "row", "base/tiny/chains": "row"})
+    monkeypatch.setattr(module, "reusable_runs", lambda *_: {NAME: "row", "base/tiny/chains": "row"})
     (path,) = (Path(found.mark_of(place)) for place in ["base/tiny/chains"])
     path.parent.mkdir(parents=True)
     path.touch()
