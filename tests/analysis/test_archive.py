@@ -87,7 +87,7 @@ def test_the_same_runs_give_the_same_bytes_whoever_appended_them_in_whatever_ord
 ) -> None:
     names = [*CLIP, *TROLL, BASE]
     append(made, tmp_path / "first", *names)
-    for index in range(3):
+    for index in range(2):
         order = random.Random(index).sample(names, len(names))
         append(made, tmp_path / str(index), *order, *order[:2])
         assert contents(tmp_path / str(index)) == contents(tmp_path / "first")

@@ -125,7 +125,7 @@ def test_a_damaged_part_is_refused_in_one_line_or_what_it_says_is_unchanged(
     pages = len(whole) - int.from_bytes(whole[-8:-4], "little") - 8
     places = range(pages) if part != "footer" else range(pages, len(whole))
     draw, path, refused = random.Random(7), tmp_path / "clip.parquet", 0
-    for _ in range(400):
+    for _ in range(100):
         damaged = bytearray(whole)
         for place in draw.sample(places, draw.choice((1, 1, 1, 8))):
             damaged[place] ^= 1 << draw.randrange(8)
@@ -135,7 +135,7 @@ def test_a_damaged_part_is_refused_in_one_line_or_what_it_says_is_unchanged(
         except UserError as error:
             assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
             refused += 1
-    assert refused > 100
+    assert refused > 25
 
 
 @pytest.mark.parametrize("column", ["value", "step", "metric", "digest_data"])
