@@ -52,6 +52,7 @@ def checkout(repository, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # .ci/run has results of a released experiment beside all tests
 def test_results_of_ones_own_change_no_verdict_of_the_tests(checkout):
     status = subprocess.run(["git", "status", "--porcelain"], cwd=checkout, capture_output=True, text=True)
     assert status.stdout == "", "git ignores what runs here make"
