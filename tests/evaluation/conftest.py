@@ -1,3 +1,5 @@
+import importlib
+from collections import defaultdict
 from dataclasses import dataclass
 
 import pytest
@@ -13,6 +15,32 @@ class Prompt:
     task_id: str
     prompt: str
     system: str = ""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def scoring_processes_go_on():
+    """Importing lm-eval takes a process that scores seconds: one that is whole goes on with later tests."""
+    module = importlib.import_module("troll.evaluation.lm_eval.scores")
+    start, waiting, ends = module._started, defaultdict(list), []
+
+    def started(task_file, cpu_s):
+        if there := waiting[task_file, cpu_s]:
+            return there.pop()
+        worker = start(task_file, cpu_s)
+        end = worker.close
+        ends.append(end)
+
+        def close():
+            return end() if worker._process.poll() is not None else waiting[task_file, cpu_s].append(worker)
+
+        worker.close = close
+        return worker
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_started", started)
+        yield
+    for end in ends:
+        end()
 
 
 @pytest.fixture(scope="session")
