@@ -2,10 +2,6 @@
 
 import itertools
 import json
-import math
-import os
-import signal
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +13,13 @@ from troll.common.errors import UserError
 from troll.experiment.experiment import Run
 from troll.experiment.files import parse_experiment, read_experiment
 from troll.operations.rehearsal import outcome
-from troll.operations.rehearsal.outcome import Done, blamed, check_gradients, check_projections
+from troll.operations.rehearsal.outcome import common_causes
 from troll.operations.rehearsal.partitions import check_partitions
 from troll.operations.rehearsal.report import failed, last_rehearsal
 from troll.operations.rehearsal.run import rehearse
 from troll.operations.rehearsal.shrink import cover, pairs_of, selection, shrink
 from troll.operations.rehearsal.sources import check_data, check_models, check_templates
+from troll.operations.status import RunStatus
 
 REPOSITORY = Path(__file__).parents[2]
 SMALL = REPOSITORY / "tests/workflow/rehearsal.yaml"
@@ -115,9 +112,8 @@ def test_built_in_rows_are_read_as_the_real_ones_are(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_random_models_of_every_architecture_end_and_differ(tmp_path):
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def test_random_models_have_every_architecture(tmp_path):
+    from transformers import AutoModelForCausalLM
 
     from troll.operations.rehearsal.sources import Source, known_models
     from troll.operations.rehearsal.substitutes import _tokenizer, _write
@@ -130,11 +126,6 @@ def test_random_models_of_every_architecture_end_and_differ(tmp_path):
         assert model.config.model_type == architecture
         assert (model.get_input_embeddings().weight is model.get_output_embeddings().weight) == tied
         assert model.num_parameters() < 300_000
-        end = AutoTokenizer.from_pretrained(tmp_path / name).eos_token_id
-        with torch.no_grad():
-            shares = model(torch.randint(512, (8, 30))).logits.softmax(-1)
-        assert 0.02 < shares[..., end].mean() < 0.4, name
-        assert shares.max() < 0.99, name
 
 
 def test_a_coin_falls_by_problem_and_response_alone(tiny_base):
@@ -285,86 +276,31 @@ def test_data_that_is_nowhere_is_replaced_and_said(contents, monkeypatch):
 # What it finds of runs
 
 
-def done(root, run, rows):
-    path = root / "runs" / run.run_id
-    path.mkdir(parents=True)
-    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return Done(run, root)
-
-
-def runs_of(rules):
-    return [Run("m", "t", rule, "grpo", condition, 0) for rule in rules for condition in ("a", "b")]
-
-
 def test_what_failing_runs_have_in_common_is_blamed():
-    runs = runs_of(("clip", "troll"))
-    assert list(blamed(runs[2:], runs)) == ["trust_regions.troll"]
-    assert list(blamed([runs[0], runs[2]], runs)) == ["conditions.a"]
-    assert list(blamed(runs[:1], runs)) == ["run m/t/clip/grpo/a/seed0"]
-    assert list(blamed(runs, runs)) == ["training"]
+    rules = ("clip", "troll")
+    runs = [Run("m", "t", rule, "grpo", condition, 0) for rule in rules for condition in ("a", "b")]
+    assert list(common_causes(runs[2:], runs)) == ["trust_regions.troll"]
+    assert list(common_causes([runs[0], runs[2]], runs)) == ["conditions.a"]
+    assert list(common_causes(runs[:1], runs)) == ["run m/t/clip/grpo/a/seed0"]
+    assert list(common_causes(runs, runs)) == ["training"]
 
 
-@pytest.mark.parametrize(("norm", "words"), [(0.0, "every gradient is zero"), (math.nan, "is not finite")])
-def test_gradients_that_teach_nothing_are_found(tmp_path, norm, words):
-    runs = runs_of(("clip", "troll"))
-    norms = [norm if run.trust_region == "troll" else 1.0 for run in runs]
-    every = [
-        done(tmp_path, run, [{"step": 1, "grad_norm": norm, "groups_without_signal": 0.5}])
-        for run, norm in zip(runs, norms, strict=True)
-    ]
-    (check,) = check_gradients(every)
-    assert check.key == "trust_regions.troll" and words in check.found
-    unlucky = done(tmp_path / "x", runs[0], [{"step": 1, "grad_norm": 0.0, "groups_without_signal": 1.0}])
-    assert check_gradients([unlucky])[0].state == "ok", "all coins fell alike"
-
-
-def test_projections_beyond_their_bound_or_never_needed_are_found(contents, tmp_path):
+def test_runs_that_failed_are_told_with_the_last_line_of_their_logs(contents, tmp_path, monkeypatch):
     experiment = experiment_of(contents)
-    row = {"step": 1, "kl_projected_max": 0.05, "kl_violation_max": 0.0, "solver_evaluations": 4.0}
-    runs = [Run("m", "t", "troll", "grpo", condition, 0) for condition in ("a", "b")]
-
-    def found(*changes):
-        directory = tmp_path / str(len(list(tmp_path.iterdir())))
-        both = [done(directory, run, [row | change]) for run, change in zip(runs, changes, strict=True)]
-        return check_projections(experiment, both)
-
-    assert [check.state for check in found({}, {})] == ["ok"]
-    (check,) = found({}, {"kl_violation_max": 0.01})
-    assert check.key == "conditions.b" and "exceeds its bound by 0.01" in check.found
-    (check,) = found({"solver_evaluations": 0.0}, {"solver_evaluations": 0.0})
-    assert check.key == "trust_regions.troll" and "never used" in check.found
-    row.pop("solver_evaluations")  # a rule of one's own need not count them
-    (check,) = found({}, {})
-    assert check.key == "trust_regions.troll" and "never used" in check.found
-
-
-@pytest.mark.skipif(not hasattr(os, "killpg"), reason="no groups of processes here")
-def test_a_run_that_hangs_when_it_is_resumed_is_a_failed_check_and_is_ended(contents, tmp_path, monkeypatch):
-    item = done(tmp_path, Run("m", "t", "troll", "grpo", "c", 0), [{"step": 1}])
-    (item.directory / "run.yaml").write_text("seed: 0")
-    begun = []
-
-    def train(item, directory, _):
-        mark = directory / "trainer/checkpoint-1"
-        mark.mkdir(parents=True, exist_ok=True)
-        (mark / "complete.json").write_text("{}")
-        begun.append(subprocess.Popen(["sleep", "600"], process_group=0))
-        return begun[-1]
-
-    monkeypatch.setattr(outcome, "_train", train)
-    monkeypatch.setattr(outcome, "_LIMIT_S", 0.2)
-    (check,) = outcome.check_resuming([item], {})
-    assert check.state == "failed" and check.found.startswith("does not resume")
-    assert len(begun) == 2 and all(process.poll() == -signal.SIGKILL for process in begun)
-
-
-def test_the_resumed_run_gets_the_problems_that_it_validates_on(monkeypatch, tmp_path):
-    started = []
-    monkeypatch.setattr(outcome.subprocess, "Popen", lambda command, **_: started.append(command))
-    run = Run("small", "gsm8k", "troll", "grpo", "stale", 0)
-    outcome._train(Done(run, tmp_path), tmp_path / "resumed", {})
-    given = dict(itertools.pairwise(started[0]))
-    assert given["--suites"] == str(tmp_path / "suites") and given["--data"] == str(tmp_path / "data/gsm8k")
+    broken = [run for run in experiment.runs() if run.trust_region == "troll"]
+    states = [
+        RunStatus(run.run_id, "failed", reason="train: it broke")
+        if run in broken
+        else RunStatus(run.run_id, "done")
+        for run in experiment.runs()
+    ]
+    base = RunStatus("Llama-3.2-3B/gsm8k/base", "failed", reason="hub_model: no tokenizer")
+    monkeypatch.setattr(outcome, "status_of", lambda *_: [*states, base])
+    found = {check.key: check.found for check in failed(outcome.check_runs(experiment, tmp_path))}
+    assert found == {
+        "trust_regions.troll": f"train: it broke ({len(broken)} run{'s' if len(broken) > 1 else ''})",
+        base.name: base.reason,
+    }
 
 
 def test_a_missing_system_turn_is_named_before_anything_runs(monkeypatch):

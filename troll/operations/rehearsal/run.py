@@ -1,4 +1,4 @@
-"""Rehearses an experiment: checks its plan, runs a small version through the workflow, checks the results."""
+"""Rehearses an experiment: checks its plan, and runs a small version through the workflow."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ from troll.operations.workflow import in_checkout, run_workflow
 _FILE = "experiment.yaml"
 _LOG = "rehearsal.log"
 _SUBSTITUTES = "substitutes"
-_RAW = ("runs", "base", "data", "suites", "public", "logs", "benchmarks", "resumed", _SUBSTITUTES)
+_RAW = ("runs", "base", "data", "suites", "public", "logs", "benchmarks", _SUBSTITUTES)
 _NEVER_COVERED = (
     "vLLM",
     "NCCL and sharding",
@@ -80,7 +80,7 @@ def rehearse(
     tell(check_partitions(experiment, planned, profile))
     tell(check_figures(experiment, planned))
     if runs and not plan_only:
-        from troll.operations.rehearsal.outcome import checks_of
+        from troll.operations.rehearsal.outcome import check_runs
 
         small, environment = _prepare(experiment, runs, root, absent)
         log = root / _LOG
@@ -89,8 +89,7 @@ def rehearse(
         ended = run_workflow(
             root / _FILE, targets, log, cores=cores, environment=environment, keep_going=True
         )
-        for check in checks_of(small, root, environment):
-            tell([check])
+        tell(check_runs(small, root))
         if ended.status and not failed(said):  # a failed check explains the status
             words = f"ended with status {ended.status}: {ended.last}"
             tell([Check("workflow", "failed", words, str(log))])

@@ -24,8 +24,6 @@ _SUITE = 2
 _FIXED = {"rollout_batches": 2, "max_response_tokens": _RESPONSE_TOKENS, "checkpoint_every": 1, "gpus": 0}
 # The smallest run's sizes; others are in proportion, which keeps the ratios of mini-batches and staleness.
 _SMALLEST = {"prompts_per_batch": 4, "responses_per_prompt": 2, "mini_batches": 4}
-# Large enough for random models to leave a trust region of 0.25 nats within a few steps.
-_LEARNING_RATE, _LARGEST_RATE, _CRITIC_RATE = 0.02, 0.1, 0.01
 
 
 def pairs_of(run: Run) -> set[Pair]:
@@ -73,7 +71,6 @@ class Scale:
     """The factors by which the numbers of an experiment shrink."""
 
     divisors: Mapping[str, tuple[int, int]]  # (divide by, multiply by) of prompts, responses and mini-batches
-    learning_rate: float  # factor
     tokens: float  # factor of ``micro_batch_tokens``
     response: float  # factor of lengths relative to ``max_response_tokens``
 
@@ -98,14 +95,10 @@ class Scale:
             return None
         if key in self.divisors:
             return self.count(key, value)
-        if key == "learning_rate":
-            return min(_LARGEST_RATE, value * self.learning_rate)
         if key == "micro_batch_tokens":
             return max(1, round(value * self.tokens))
         if key == "critic":
-            small = {"warmup_steps": min(1, value.get("warmup_steps", 0))}
-            small["learning_rate"] = min(_CRITIC_RATE, value.get("learning_rate", 0) * self.learning_rate)
-            return {name: small.get(name, setting) for name, setting in value.items()}
+            return {name: min(1, item) if name == "warmup_steps" else item for name, item in value.items()}
         if key == "overlong":
             return dict(value) | {"buffer": max(1, ceil(value.get("buffer", 4096) * self.response))}
         if key in ("validate_every", "policy_lag"):
@@ -124,7 +117,7 @@ def scale_of(trainings: Sequence[Training], reference: Training) -> Scale:
     for key, smallest in _SMALLEST.items():
         common = gcd(*(getattr(training, key) for training in trainings))
         divisors[key] = (common, gcd(common, smallest))
-    unscaled = Scale(divisors, 1, 1, 1)
+    unscaled = Scale(divisors, 1, 1)
     divide, multiply = divisors["prompts_per_batch"]
     more = lcm(*(unscaled.more_prompts(training) for training in trainings))
     divisors["prompts_per_batch"] = (divide, multiply * more)
@@ -132,7 +125,6 @@ def scale_of(trainings: Sequence[Training], reference: Training) -> Scale:
     after = {key: unscaled.count(key, value) for key, value in before.items()}
     return Scale(
         divisors,
-        _LEARNING_RATE / reference.learning_rate,
         min(1.0, _per_step(after) / _per_step(before)),
         min(1.0, _RESPONSE_TOKENS / reference.max_response_tokens),
     )
@@ -261,9 +253,7 @@ def _shorten_warmup(small: dict[str, Any], trainings: Mapping[Run, Training]) ->
     for run, training in trainings.items():
         if training.critic is not None and training.critic.warmup_steps > 1:
             override = small["estimators"][run.estimator]["training"]
-            critic = dict(override.get("critic") or {})
-            rate = min(_CRITIC_RATE, critic.get("learning_rate", _CRITIC_RATE))
-            override["critic"] = critic | {"warmup_steps": 1, "learning_rate": rate}
+            override["critic"] = dict(override.get("critic") or {}) | {"warmup_steps": 1}
 
 
 def _add_processes(small: dict[str, Any], run: Run, training: Training, scale: Scale) -> None:

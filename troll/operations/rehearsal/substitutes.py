@@ -6,7 +6,6 @@ grades them like the real ones.
 """
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,10 +42,6 @@ _OWN: dict[str, dict[str, Any]] = {
 _LEFT_OUT = ("model_type", "quantization_config", "torch_dtype", "no_rope_layers", "max_window_layers")
 _VOCABULARY, _CONTEXT = 512, 8192
 _DEMONSTRATIONS = 3000
-# Probability of the end of text at each token, so that about four in five responses of 16 tokens end.
-_END = 0.1
-# Factor on random embeddings, which are so small that the policy would be uniform.
-_SHARPEN = 4.0
 TEMPLATE = "{% for message in messages %}<{{ message.role }}> {{ message.content }}\n{% endfor %}<assistant> "
 
 
@@ -78,7 +73,8 @@ def _write(path: Path, source: Source, of_tokenizer: Path, seed: int, *, weights
     config = _config(source, tokenizer)
     with fresh_directory(path) as directory:
         if weights:
-            random_model(config, tokenizer.eos_token_id, seed).save_pretrained(directory)
+            torch.manual_seed(seed)
+            AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(directory)
         else:
             config.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
@@ -109,34 +105,6 @@ def _config(source: Source, tokenizer: Any) -> Any:
         "bos_token_id": tokenizer.bos_token_id,
     }
     return AutoConfig.for_model(kind, **settings)
-
-
-def random_model(config: Any, end: int, seed: int) -> Any:
-    """Returns a model with random weights whose policy is not uniform and whose responses end.
-
-    All input embeddings share a direction, which the residual stream carries to the head. There the row of
-    the end of text (``end``) is aligned with it, which gives it a probability of about 0.1 at every position.
-    With tied embeddings the shared direction adds the same to all other logits.
-    """
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        embeddings, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-        embeddings.mul_(_SHARPEN)
-        if head is not embeddings:
-            head.mul_(_SHARPEN)
-        shared = torch.randn(embeddings.shape[1])
-        embeddings += shared * embeddings.norm(dim=1).mean() / shared.norm()
-        ids = torch.randint(len(embeddings), (8, 24))
-        out = model.eval()(input_ids=ids, output_hidden_states=True)
-        mean = out.hidden_states[-1].mean(dim=(0, 1))
-        logits = out.logits.log_softmax(-1)
-        wanted = math.log(_END / (1 - _END))
-        others = torch.log1p(-logits[..., end].exp().clamp(max=0.999))
-        rise = wanted - (logits[..., end] - others).mean()
-        head[end] += rise * mean / mean.square().sum()
-    model.generation_config.update(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=end)
-    return model
 
 
 def _forms(number: int) -> Mapping[convert.Convert, Row]:
