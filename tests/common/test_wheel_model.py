@@ -43,9 +43,9 @@ from troll.training import base_model, supervised, wheel_model
 from troll.training.adapter import train_adapter
 from troll.training.base_model import link_base_model, pretrained_base_model, shared_base_model
 from troll.training.manifest import digest_of_path
+from troll.training.model_cache import VARIABLE
 from troll.training.prompts import load_policy_tokenizer
 from troll.training.run import coin, train_run
-from troll.training.shared_place import VARIABLE
 from troll.training.supervised import end_of_response, micro_batches, rows_of
 
 WIDTH, HEADS, KV_HEADS, INNER, LAYERS, CONTEXT = 64, 2, 1, 96, 2, 512
@@ -159,7 +159,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def apart(tmp_path, monkeypatch):
-    """A shared place and a lock file of the test's own, no mirror, and no index."""
+    """A model cache and a lock file of the test's own, no mirror, and no index."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "place"))
     monkeypatch.setenv("TROLL_DATA_LOCK", str(tmp_path / "lock.json"))
     monkeypatch.delenv("TROLL_MODEL_MIRROR", raising=False)
@@ -273,7 +273,7 @@ def test_a_damaged_model_is_made_again(tiny, tmp_path, monkeypatch):
     assert second["checkpoint"] == first["checkpoint"]
 
 
-def test_without_a_shared_place_the_files_are_the_base_models_own(tiny, tmp_path, monkeypatch):
+def test_without_a_model_cache_the_files_are_the_base_models_own(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, "0")
     monkeypatch.setenv("TROLL_MODEL_MIRROR", str(tiny.path.parent))
     manifest = linked(tiny, tmp_path / "base")

@@ -198,7 +198,7 @@ def test_a_failed_job_is_shown_with_its_log(tmp_path, clock):
     assert screen.shown()[-1].endswith("now: train chains/clip")
 
 
-def test_a_base_model_from_the_shared_place_is_a_line(tmp_path, clock):
+def test_a_base_model_from_the_model_cache_is_a_line(tmp_path, clock):
     log = tmp_path / "chains.log"
     handler, screen = make(tmp_path, clock, terminal=True)
     plan(handler, base_model=2, train=1)

@@ -17,9 +17,9 @@ from troll.common.files import only_writer, read_json
 from troll.common.progress import clock
 from troll.experiment.experiment import resolve_base
 from troll.experiment.files import parse_experiment
-from troll.training import base_model, shared_place, supervised, tokenizer
+from troll.training import base_model, model_cache, supervised, tokenizer
 from troll.training.base_model import shared_base_model, train_base_model
-from troll.training.shared_place import VARIABLE, take_or_make
+from troll.training.model_cache import VARIABLE, take_or_make
 from troll.training.tokenizer import make_tokenizer
 
 MODEL = {
@@ -304,7 +304,7 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture
 def said(monkeypatch):
     lines = []
-    monkeypatch.setattr(shared_place, "say", lines.append)
+    monkeypatch.setattr(model_cache, "say", lines.append)
     return lines
 
 
@@ -436,7 +436,7 @@ def test_a_full_disk_costs_the_entry_and_not_what_was_made(place, said, want, mo
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shared_place.shutil, "copytree", full)
+    monkeypatch.setattr(model_cache.shutil, "copytree", full)
     assert want() is None
     entry, why = entry_in(place), "No space left on device"
     assert said == [f"{entry}: cannot be written ({why}), so it is not kept there"]
@@ -448,14 +448,14 @@ def test_an_entry_can_be_taken_where_nothing_can_be_written(place, want, monkeyp
     def refused(_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(shared_place, "only_writer", refused)
+    monkeypatch.setattr(model_cache, "only_writer", refused)
     assert want() is not None
 
 
 PROGRAM = """
 import os, shutil, signal, sys, time
 from pathlib import Path
-from troll.training import shared_place
+from troll.training import model_cache
 
 how, out, log = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 
@@ -470,7 +470,7 @@ def half(source, target, **_):
 if how == "in a file":
     shutil.copyfile = half
 if how == "before the record":
-    shared_place.write_json = die
+    model_cache.write_json = die
 if how == "in the record":
     Path.replace = die
 
@@ -483,7 +483,7 @@ def make():
         (out / name).write_text(text)
     return {}
 
-shared_place.take_or_make("things", {"seed": 1, "operations": [2, 3]}, out, make)
+model_cache.take_or_make("things", {"seed": 1, "operations": [2, 3]}, out, make)
 """
 
 

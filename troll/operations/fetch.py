@@ -103,7 +103,7 @@ def _model(name: str, weights: bool) -> str:
 def _wheel(wheel: Wheel) -> str:
     from tempfile import TemporaryDirectory
 
-    from troll.training.shared_place import VARIABLE
+    from troll.training.model_cache import VARIABLE
     from troll.training.wheel_model import wheel_snapshot
 
     with TemporaryDirectory() as directory, wheel_snapshot(wheel, Path(directory)) as (model, stays):

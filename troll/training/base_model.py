@@ -34,10 +34,10 @@ from troll.experiment.run_config import (
 from troll.tasks.registry import get_task
 from troll.tasks.types import Demonstration
 from troll.training.manifest import digest_of_path, hardware, manifest_of, uncommitted_source, versions
+from troll.training.model_cache import cached, take_or_make
 from troll.training.outputs import save_model
 from troll.training.precision import precision_of
 from troll.training.prompts import load_policy_tokenizer
-from troll.training.shared_place import cached, take_or_make
 from troll.training.supervised import Row, rows_of, train_supervised
 from troll.training.tokenizer import load_tokenizer
 from troll.training.wheel_model import wheel_snapshot
@@ -87,7 +87,7 @@ def train_base_model(config: BaseConfig, tokenizer_path: Path, out: Path) -> dic
 
 
 def shared_base_model(config: BaseConfig, tokenizer_path: Path, out: Path) -> None:
-    """Puts a base model where runs look for it: taken from the shared place, or trained and kept there.
+    """Puts a base model where runs look for it: taken from the model cache, or trained and kept there.
 
     A manifest says in ``made_by`` which training the weights were taken from; its ``wall_s``, ``peak_gib``
     and ``final_loss`` are then those of that training. Rehearsals have base models of their own. ``out`` gets
@@ -130,8 +130,8 @@ def _circumstances() -> dict[str, Any]:
 def link_base_model(config: BaseConfig, out: Path) -> None:
     """Links a pretrained model, with its manifest, to ``out``, where runs look for their base model.
 
-    The link leads to the hub's cache, a mirror, or the shared place, where a package's model is kept.
-    Without a shared place, a package's model is made here. Refuses files that the lock file does not know.
+    The link leads to the hub's cache, a mirror, or the model cache, where a package's model is kept.
+    Without a model cache, a package's model is made here. Refuses files that the lock file does not know.
     """
     with (
         pretrained(config, out) as (model, template, stays),
@@ -192,7 +192,7 @@ def adapted(
 ) -> Iterator[tuple[Snapshot, bool]]:
     """The files of a model with an adapter merged into them, and whether they stay where they are.
 
-    The merged weights are kept in the shared place; without one they are made in ``beside`` and gone
+    The merged weights are kept in the model cache; without one they are made in ``beside`` and gone
     afterwards. Without an adapter, the model as it is.
 
     Raises:
@@ -245,7 +245,7 @@ def origin(config: BaseConfig, model: Snapshot) -> dict[str, Any]:
 def pretrained_base_model(config: BaseConfig, out: Path) -> None:
     """Puts a pretrained model where runs look for it: linked, or trained on demonstrations first.
 
-    What was trained is kept in the shared place, and taken from there where all that decides is the same: see
+    What was trained is kept in the model cache, and taken from there where all that decides is the same: see
     `shared_base_model`. Refuses a task without demonstrations.
     """
     if isinstance(config.model, ScratchModelOfRun) or config.model.supervised is None:
@@ -326,7 +326,7 @@ def _take_or_make(
     data: Mapping[str, Path],
     source: Mapping[str, Any],
 ) -> None:
-    """Has `_supervise` make a model, or takes one from the shared place; its manifest says whose."""
+    """Has `_supervise` make a model, or takes one from the model cache; its manifest says whose."""
     if config.rehearsal:
         make()
         return

@@ -17,7 +17,7 @@ from troll.common.digests import sha256_of_file
 from troll.common.models import PRECISION, parameters_of, text_config
 from troll.common.processor import LARGE, first_processor, processor_name
 from troll.common.progress import say
-from troll.training.shared_place import cached
+from troll.training.model_cache import cached
 
 GAIN = 1.5
 """How many times as fast bfloat16 must be."""

