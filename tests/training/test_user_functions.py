@@ -16,6 +16,7 @@ from troll.common.user_files import load_callable
 from troll.experiment.files import parse_experiment, read_run_file
 from troll.tasks.registry import get_task
 from troll.training import run as training_run
+from troll.training import user_functions
 from troll.training.batches import loss_mask
 from troll.training.run import train_run
 from troll.training.trainer import TrustRegionTrainer
@@ -152,6 +153,8 @@ class Presses(Scripted):
 @pytest.fixture
 def chat_base(tiny_base, run_data, tmp_path, monkeypatch):
     """Makes a base model whose chat template has tools, for a scripted policy."""
+    if user_functions.READS_CALLS_WITH_JMESPATH:
+        pytest.importorskip("jmespath")
     base = tmp_path / "chat"
     shutil.copytree(tiny_base, base)
     (base / "chat_template.jinja").write_text(qwen3_chat_template)
@@ -284,6 +287,15 @@ def test_an_environment_whose_reward_is_no_number_is_refused(value):
     room = SimpleNamespace(reset=None, get_reward=lambda: eval(value))
     with pytest.raises(UserError, match=r"^room: get_reward returned .* must be a finite number"):
         Environment(lambda: room, {}, True, "room")().get_reward()
+
+
+def test_a_release_that_needs_another_package_to_read_calls_names_it(tiny_base, own_file, monkeypatch):
+    monkeypatch.setattr(user_functions, "READS_CALLS_WITH_JMESPATH", True)
+    monkeypatch.setattr(user_functions, "find_spec", lambda _: None)
+    tokenizer = training_run.load_policy_tokenizer(tiny_base)
+    with pytest.raises(UserError, match=r"^training.tools: trl .* pip install jmespath") as caught:
+        load_tools([f"{own_file('my_tools.py')}:calculator"], tokenizer)
+    assert "\n" not in str(caught.value)
 
 
 def test_tools_that_cannot_be_used_are_refused(tiny_base, own_file, tmp_path):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any
 
+from packaging.version import Version
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import add_response_schema
@@ -18,6 +19,7 @@ from troll.common.errors import UserError
 __all__ = [
     "ADDED",
     "DROPPED",
+    "READS_CALLS_WITH_JMESPATH",
     "GRPOConfig",
     "GRPOTrainer",
     "RepeatSampler",
@@ -77,6 +79,9 @@ DROPPED: Mapping[str, Any] = {
 
 ADDED = frozenset(["log_multimodal"])
 """Options that the oldest supported releases do not have yet."""
+
+READS_CALLS_WITH_JMESPATH = Version(version("trl")) < Version("1.10")
+"""Whether TRL needs that package, which it does not install, to read calls of tools."""
 
 
 def missing_parts() -> list[str]:

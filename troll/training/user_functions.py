@@ -7,6 +7,8 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from types import MethodType
 from typing import Any
 
@@ -17,7 +19,7 @@ from troll.common.errors import UserError
 from troll.common.user_files import load_callable
 from troll.experiment.validation import two_rewards
 from troll.tasks.types import Problem
-from troll.training.trl_parts import add_response_schema
+from troll.training.trl_parts import READS_CALLS_WITH_JMESPATH, add_response_schema
 
 Reward = Callable[[Sequence[Problem], Sequence[str]], list[float]]
 
@@ -153,6 +155,11 @@ def _check_described(where: str, function: Any) -> None:
 
 def _read_calls(key: str, tokenizer: Any) -> None:
     """Makes the tokenizer read calls in responses."""
+    if READS_CALLS_WITH_JMESPATH and find_spec("jmespath") is None:
+        raise UserError(
+            f"{key}: trl {version('trl')} reads calls of tools with the package jmespath, which is not "
+            "installed: pip install jmespath, or 'trl>=1.10'"
+        )
     if getattr(tokenizer, "response_template", None) is None:
         try:
             add_response_schema(tokenizer)
