@@ -148,8 +148,9 @@ def killed_in_training(directory, environment):
     command = [sys.executable, "-m", "troll.cli", "run", EXPERIMENT, "--cores", "2"]
     results, deadline = directory / "results/reduced", time.monotonic() + 600
     with (directory / "said").open("w") as said:
+        # In this session, or else no server of this session would take its jobs.
         streams = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
-        process = subprocess.Popen(command, cwd=directory, env=environment, start_new_session=True, **streams)
+        process = subprocess.Popen(command, cwd=directory, env=environment, **streams)
     while not (begun := list(results.glob("runs/**/metrics.jsonl"))):
         assert process.poll() is None and time.monotonic() < deadline, (directory / "said").read_text()
         time.sleep(0.02)
