@@ -241,7 +241,7 @@ def _section(directory: Path, name: str) -> str:
     text = _read(directory / file)
     if not anchor:
         return text
-    for heading, body in re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL):
+    for heading, body in re.findall(r"^##+ ([^\n]+)\n(.*?)(?=^##+ |\Z)", text, re.MULTILINE | re.DOTALL):
         if re.sub(r"[^\w-]+", "-", heading.lower()) == anchor:
             return f"{_FOLDED.sub('', body).strip()}\n"
     raise UserError(f"{directory / file}: no heading #{anchor}")
