@@ -2,11 +2,13 @@
 
 import pytest
 import torch
-from trainer_cases import completion_text
+from trainer_cases import SeededGRPOTrainer, completion_text, parameters
 from transformers import (
     ApertusConfig,
     AutoModelForCausalLM,
     BloomConfig,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     GPT2Config,
     GPTBigCodeConfig,
     GPTNeoConfig,
@@ -16,6 +18,8 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
     RecurrentGemmaConfig,
     SmolLM3Config,
 )
@@ -280,3 +284,46 @@ def test_a_model_whose_head_is_another_is_refused_at_the_first_batch(name, tiny_
     with pytest.raises(UserError, match=r"model_type '.*': .* differ .* by [0-9.]+ nats") as caught:
         built.train()
     assert "\n" not in str(caught.value)
+
+
+TEXT = SIZES | {"max_position_embeddings": 128}
+SIGHT = {"hidden_size": 16, "intermediate_size": 16}
+WITH_EYES = {
+    "gemma3": lambda: Gemma3ForConditionalGeneration(
+        Gemma3Config(
+            text_config=TEXT,
+            vision_config=SIGHT
+            | {"num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 28, "patch_size": 14},
+            mm_tokens_per_image=4,
+            image_token_index=390,
+            boi_token_index=391,
+            eoi_token_index=392,
+        )
+    ),
+    "qwen3-vl": lambda: Qwen3VLForConditionalGeneration(
+        Qwen3VLConfig(
+            text_config=TEXT
+            | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}},
+            vision_config=SIGHT
+            | {"depth": 1, "num_heads": 1, "out_hidden_size": 32, "deepstack_visual_indexes": [0]},
+            image_token_id=390,
+            video_token_id=391,
+            vision_start_token_id=392,
+            vision_end_token_id=393,
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITH_EYES)
+def test_a_model_of_text_and_images_learns_from_text_what_it_learns_with_trl(name, make):
+    trained = []
+    for kind, rule in ((SeededGRPOTrainer, {}), (TrustRegionTrainer, {"trust_region": "clip"})):
+        torch.manual_seed(0)
+        config = {"optim": "sgd", "learning_rate": 1e-1, "num_iterations": 2}
+        built = make(kind, model=WITH_EYES[name]().float(), config=config, **rule)
+        before = parameters(built).clone()
+        built.train()
+        trained.append(parameters(built))
+        assert (trained[-1] - before).abs().max() > 1e-3
+    torch.testing.assert_close(trained[1], trained[0], rtol=0, atol=1e-5)
