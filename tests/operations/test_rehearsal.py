@@ -55,37 +55,35 @@ def test_a_cover_has_every_pair_and_no_run_too_many(paper):
     assert groups == set(paper.groups())
 
 
-def test_shapes_stay_in_proportion(paper):
+def test_runs_are_small_and_keep_what_they_differ_in(paper):
     small = parse_experiment(shrink(paper, selection(paper)), "small")
     whole = {run.run_id: paper.training_of(run) for run in paper.runs()}
-    found = {}
     for run in small.runs():
         training = small.training_of(run)
         if "processes" in run.condition:
-            assert training.gpus == 4
+            assert training.gpus == 4 and training.prompts_per_batch == 32
             continue
         before = whole[run.run_id]
-        found[run.condition] = (training.prompts_per_batch, training.mini_batches)
         assert training.gpus == 0 and training.vllm is None and training.rollout_batches == 2
+        assert (training.prompts_per_batch, training.responses_per_prompt) == (8, 2)
         assert training.num_iterations == before.num_iterations and training.keep == before.keep
-        ratio = before.prompts_per_batch / 256
-        assert training.prompts_per_batch == 4 * ratio and training.mini_batches == 4 * ratio
+        assert training.learning_rate == before.learning_rate
         assert training.critic is None or training.critic.warmup_steps <= 1
-        assert small.tasks[run.task].train >= training.prompts_per_batch
-    assert found["stale16x"] == (64, 64)
+        assert small.tasks[run.task].train >= 2 * training.prompts_per_batch
     assert sum("processes" in run.condition for run in small.runs()) == 1
     assert small.evaluation.engine == "transformers" and small.rehearsal
 
 
-def test_parts_that_do_not_divide_get_more_prompts(contents):
-    contents["conditions"]["stale2x"] = {"prompts_per_batch": 384, "mini_batches": 12, "micro_batches": 2}
+@pytest.mark.parametrize("responses", [1, 8])
+def test_batches_of_any_shape_divide(contents, responses):
+    shape = {"prompts_per_batch": 384, "mini_batches": 12, "micro_batches": 2, "gpus": 4}
+    contents["conditions"]["stale2x"] = shape | {"responses_per_prompt": responses}
     contents["training"] |= {"gpus": 0, "micro_batch_tokens": None}
     experiment = experiment_of(contents)
     small = parse_experiment(shrink(experiment, experiment.runs()), "small")  # refused if it did not divide
-    by_condition = {run.condition: small.training_of(run) for run in small.runs()}
-    one, two = by_condition["stale1x"], by_condition["stale2x"]
-    assert two.prompts_per_batch / one.prompts_per_batch == 384 / 256
-    assert two.mini_batches / one.mini_batches == 12 / 8 and two.micro_batches == 2
+    found = {run.condition: small.training_of(run) for run in small.runs()}
+    assert (found["stale2x"].mini_batches, found["stale2x"].micro_batches) == (4, 2)
+    assert found["stale2x-4-processes"].gpus == 4
 
 
 @pytest.mark.slow

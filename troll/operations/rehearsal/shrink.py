@@ -1,9 +1,8 @@
 """Shrinks an experiment for a rehearsal: fewer runs and smaller numbers, with the same keys and names."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
-from math import ceil, gcd, lcm
+from math import gcd
 from typing import Any
 
 from troll.experiment.experiment import Experiment, Run
@@ -21,9 +20,13 @@ _RESPONSE_TOKENS = 16
 _SUPERVISED_STEPS, _SUPERVISED_BATCH = 2, 4
 _SPLITS = {"train": 24, "validation": 4, "test": 4}
 _SUITE = 2
-_FIXED = {"rollout_batches": 2, "max_response_tokens": _RESPONSE_TOKENS, "checkpoint_every": 1, "gpus": 0}
-# The smallest run's sizes; others are in proportion, which keeps the ratios of mini-batches and staleness.
-_SMALLEST = {"prompts_per_batch": 4, "responses_per_prompt": 2, "mini_batches": 4}
+# Settings of training. Any number of responses, mini-batches and micro-batches divides.
+_PROMPTS = 8
+_FIXED = {"prompts_per_batch": _PROMPTS, "rollout_batches": 2, "checkpoint_every": 1, "gpus": 0}
+_FIXED |= {"max_response_tokens": _RESPONSE_TOKENS}
+_AT_MOST = {"responses_per_prompt": 2, "policy_lag": 1, "validate_every": 1, "micro_batch_tokens": 64}
+_DIVISORS_OF = {"mini_batches": 4, "micro_batches": 2}
+_OVERLONG = 8
 
 
 def pairs_of(run: Run) -> set[Pair]:
@@ -66,100 +69,41 @@ def selection(experiment: Experiment, groups: Iterable[str] = (), *, full: bool 
     return [run for run in runs if run in chosen]
 
 
-@dataclass(frozen=True)
-class Scale:
-    """The factors by which the numbers of an experiment shrink."""
-
-    divisors: Mapping[str, tuple[int, int]]  # (divide by, multiply by) of prompts, responses and mini-batches
-    tokens: float  # factor of ``micro_batch_tokens``
-    response: float  # factor of lengths relative to ``max_response_tokens``
-
-    def count(self, key: str, value: int) -> int:
-        """Shrinks a number of prompts, responses or mini-batches."""
-        divide, multiply = self.divisors[key]
-        return max(1, value * multiply // divide)
-
-    def more_prompts(self, training: Training, processes: int = 1) -> int:
-        """Returns the factor on prompts with which responses divide into mini-batches and processes."""
-        parts = self.count("mini_batches", training.mini_batches) * training.micro_batches * processes
-        responses = self.count("prompts_per_batch", training.prompts_per_batch)
-        responses *= self.count("responses_per_prompt", training.responses_per_prompt)
-        return parts // gcd(parts, responses)
-
-    def training(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Shrinks training settings, or overrides of them, key by key."""
-        return {key: self._value(key, value) for key, value in settings.items()}
-
-    def _value(self, key: str, value: Any) -> Any:
-        if value is None or key == "vllm":
-            return None
-        if key in self.divisors:
-            return self.count(key, value)
-        if key == "micro_batch_tokens":
-            return max(1, round(value * self.tokens))
-        if key == "critic":
-            return {name: min(1, item) if name == "warmup_steps" else item for name, item in value.items()}
-        if key == "overlong":
-            return dict(value) | {"buffer": max(1, ceil(value.get("buffer", 4096) * self.response))}
-        if key in ("validate_every", "policy_lag"):
-            return min(1, value)
-        return _FIXED.get(key, value)
+def small_training(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Shrinks training settings, or overrides of them, key by key."""
+    return {key: _value(key, value) for key, value in settings.items()}
 
 
-def scale_of(trainings: Sequence[Training], reference: Training) -> Scale:
-    """Returns the factors for these runs.
-
-    Prompts, responses and mini-batches are divided by their greatest common divisor over all runs, and
-    multiplied by its common divisor with 4, 2 and 4. If responses then do not divide into mini-batches, all
-    runs get more prompts.
-    """
-    divisors = {}
-    for key, smallest in _SMALLEST.items():
-        common = gcd(*(getattr(training, key) for training in trainings))
-        divisors[key] = (common, gcd(common, smallest))
-    unscaled = Scale(divisors, 1, 1)
-    divide, multiply = divisors["prompts_per_batch"]
-    more = lcm(*(unscaled.more_prompts(training) for training in trainings))
-    divisors["prompts_per_batch"] = (divide, multiply * more)
-    before = {key: getattr(reference, key) for key in _SMALLEST}
-    after = {key: unscaled.count(key, value) for key, value in before.items()}
-    return Scale(
-        divisors,
-        min(1.0, _per_step(after) / _per_step(before)),
-        min(1.0, _RESPONSE_TOKENS / reference.max_response_tokens),
-    )
-
-
-def _per_step(sizes: Mapping[str, int]) -> float:
-    """Returns the responses per optimiser step."""
-    return sizes["prompts_per_batch"] * sizes["responses_per_prompt"] / sizes["mini_batches"]
+def _value(key: str, value: Any) -> Any:
+    if value is None or key == "vllm":
+        return None
+    if key == "critic" and "warmup_steps" in value:
+        return {**value, "warmup_steps": min(1, value["warmup_steps"])}
+    if key == "overlong":
+        return {**value, "buffer": min(_OVERLONG, value.get("buffer", _OVERLONG))}
+    if key in _AT_MOST:
+        return min(_AT_MOST[key], value)
+    return gcd(_DIVISORS_OF[key], value) if key in _DIVISORS_OF else _FIXED.get(key, value)
 
 
 def shrink(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
     """Returns the contents of an experiment file with only these runs, small enough for a laptop."""
     trainings = {run: experiment.training_of(run) for run in runs}
-    scale = scale_of(list(trainings.values()), experiment.training)
 
     def used(coordinate: str) -> list[str]:
         return list(dict.fromkeys(getattr(run, coordinate) for run in runs))
 
-    prompts: dict[str, int] = {}
-    for run, training in trainings.items():
-        count = scale.count("prompts_per_batch", training.prompts_per_batch)
-        prompts[run.task] = max(count, prompts.get(run.task, 0))
     small: dict[str, Any] = {
         "experiment": f"{PREFIX}{experiment.experiment}",
         "summary": f"rehearsal of {experiment.experiment}: small, on random models, its numbers mean nothing",
         "rehearsal": True,
         "seeds": [experiment.seeds[0]],
-        "tasks": {name: _task(experiment, name, prompts[name], scale) for name in used("task")},
-        "models": {name: _model(experiment, name, scale) for name in used("model")},
-        "trust_regions": {
-            name: _rule(experiment.trust_regions[name], scale) for name in used("trust_region")
-        },
-        "estimators": {name: _rule(experiment.estimators[name], scale) for name in used("estimator")},
-        "conditions": {name: scale.training(experiment.conditions[name]) for name in used("condition")},
-        "training": scale.training(experiment.training.model_dump()),
+        "tasks": {name: _task(experiment, name) for name in used("task")},
+        "models": {name: _model(experiment, name) for name in used("model")},
+        "trust_regions": {name: _rule(experiment.trust_regions[name]) for name in used("trust_region")},
+        "estimators": {name: _rule(experiment.estimators[name]) for name in used("estimator")},
+        "conditions": {name: small_training(experiment.conditions[name]) for name in used("condition")},
+        "training": small_training(experiment.training.model_dump()),
         "evaluation": {
             "samples": min(_SUITE, experiment.evaluation.samples),
             "temperature": experiment.evaluation.temperature,
@@ -181,16 +125,14 @@ def shrink(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
     if several:  # one run keeps its number of processes: the one with fewest, if possible one that projects
         projecting = [run for run in several if run.trust_region.startswith("troll")]
         kept = min(projecting or several, key=lambda run: trainings[run].gpus)
-        _add_processes(small, kept, trainings[kept], scale)
+        _add_processes(small, kept, trainings[kept].gpus)
     return small
 
 
-def _task(experiment: Experiment, name: str, prompts: int, scale: Scale) -> dict[str, Any]:
+def _task(experiment: Experiment, name: str) -> dict[str, Any]:
     task = experiment.tasks[name]
-    # Twice the prompts of a batch, as too long ones are dropped.
-    smallest = _SPLITS | {"train": max(_SPLITS["train"], 2 * prompts)}
     sizes = {}
-    for split, count in smallest.items():
+    for split, count in _SPLITS.items():
         there = getattr(task, split)
         sizes[split] = count if there == "all" else min(there, count)
     suites = {
@@ -202,13 +144,13 @@ def _task(experiment: Experiment, name: str, prompts: int, scale: Scale) -> dict
         "settings": task.settings,
         "evaluate_on": suites,
         "validate_on": dict.fromkeys(task.validate_on, _SUITE),
-        "training": scale.training(task.training),
+        "training": small_training(task.training),
     }
 
 
-def _model(experiment: Experiment, name: str, scale: Scale) -> dict[str, Any]:
+def _model(experiment: Experiment, name: str) -> dict[str, Any]:
     model = experiment.models[name]
-    training = scale.training(model.training)
+    training = small_training(model.training)
     if (source := as_hub(model)) is not None:
         hub = {"id": source.id, "chat_template_of": source.chat_template_of, "billions": 1e-4}
         supervised = model.supervised_steps
@@ -220,8 +162,8 @@ def _model(experiment: Experiment, name: str, scale: Scale) -> dict[str, Any]:
     return {**settings, "training": training}
 
 
-def _rule(rule: Any, scale: Scale) -> dict[str, Any]:
-    return {"rule": rule.rule, "settings": rule.settings, "training": scale.training(rule.training)}
+def _rule(rule: Any) -> dict[str, Any]:
+    return {"rule": rule.rule, "settings": rule.settings, "training": small_training(rule.training)}
 
 
 def _blocks(experiment: Experiment, runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -256,13 +198,11 @@ def _shorten_warmup(small: dict[str, Any], trainings: Mapping[Run, Training]) ->
             override["critic"] = dict(override.get("critic") or {}) | {"warmup_steps": 1}
 
 
-def _add_processes(small: dict[str, Any], run: Run, training: Training, scale: Scale) -> None:
+def _add_processes(small: dict[str, Any], run: Run, processes: int) -> None:
     """Adds the run that keeps its number of processes, with its own condition and prompts for all of them."""
-    prompts = scale.count("prompts_per_batch", training.prompts_per_batch)
-    prompts *= scale.more_prompts(training, training.gpus)
-    name = f"{run.condition}-{training.gpus}-{PROCESSES}"
+    prompts, name = processes * _PROMPTS, f"{run.condition}-{processes}-{PROCESSES}"
     condition = small["conditions"][run.condition]
-    small["conditions"][name] = {**condition, "gpus": training.gpus, "prompts_per_batch": prompts}
+    small["conditions"][name] = {**condition, "gpus": processes, "prompts_per_batch": prompts}
     task = small["tasks"][run.task]
-    task["train"] = max(task["train"], 2 * prompts)
+    task["train"] = max(task["train"], 2 * prompts)  # as too long ones are dropped
     small["matrix"].append(_block(run) | {"conditions": [name]})
