@@ -2,9 +2,10 @@
 
     python workflow/benchmarks/pretrained_batch.py workflow/config/smollm2-rates.yaml RUN_ID --work DIRECTORY
 
-Trains the first batches of a run in DIRECTORY, and prints a table. Processor seconds of one thread hardly
-change with what else runs on the machine. The variants of a measurement are separate calls; the environment
-of a call decides, such as ``TROLL_PROCESSOR=avx2``.
+Trains the first batches of a run in DIRECTORY, and prints a table; each batch also as soon as it ends.
+Processor seconds of one thread hardly change with what else runs on the machine. The variants of a
+measurement are separate calls: options and the environment decide, such as ``--no-share-prompts`` and
+``TROLL_PROCESSOR=avx2``.
 """
 
 import json
@@ -18,6 +19,7 @@ import typer
 
 from troll.cli.app import begin, main
 from troll.cli.options import File
+from troll.common.progress import say
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
@@ -112,6 +114,7 @@ def _trained(config: Any, work: Path, parts: Parts, operations: bool) -> dict[st
                 total = time.process_time() - self.start
                 other = total - sum(parts.seconds.values())
                 taken.append({**parts.seconds, "other": other, "total": total})
+                say(f"batch {len(taken)}: {json.dumps(taken[-1])}")
 
     made: list[Any] = []
 
