@@ -199,7 +199,7 @@ def test_finished_directories_that_the_tables_lack_are_appended(
         CLIP[0]
     )
     monkeypatch.setattr(numerics, "CHANGES", (*numerics.CHANGES, numerics.Change(99, "one", ("clip",))))
-    with pytest.raises(UserError, match=rf"tidy: has no run {CLIP[0]} as it is planned"):
+    with pytest.raises(UserError, match=rf"tidy: has no run {CLIP[0]}"):
         take(tmp_path, keys, {})
 
 
@@ -223,10 +223,10 @@ def test_released_rows_are_copied_where_nothing_was_made_here(made: dict[str, Pa
     take(results, keys, {BASE: made[BASE]})
     assert set(archived_runs(results)) == {CLIP[0], CLIP[1], BASE}
     assert set(read_table_file(table_file(results, TAKEN))["run_id"]) == {TROLL[0]}
-    with pytest.raises(UserError, match=f"has no run {TROLL[0]} as it is planned"):
+    with pytest.raises(UserError, match=f"tidy: has no run {TROLL[0]}"):
         take(results, {TROLL[0]: key(TROLL[0])}, {})
     # Released rows under another key are other runs.
-    with pytest.raises(UserError, match=f"has no run {TROLL[0]} as it is planned"):
+    with pytest.raises(UserError, match=f"tidy: has no run {TROLL[0]}"):
         take(results, {TROLL[0]: "another"}, {}, released)
     assert contents(released) == before
 
@@ -242,25 +242,25 @@ def test_what_is_neither_in_the_tables_nor_finished_here_is_refused_in_one_line(
         (
             {TROLL[0]: "k"},
             {},
-            rf"^{tmp_path}/tidy: has no run {TROLL[0]} as it is planned, and none was made here \(1 of 1 ",
+            rf"^{tmp_path}/tidy: .* {TROLL[0]} .*\(1 of 1 ",
         ),
         (
             {CLIP[0]: "k"},
             {},
-            rf"^{tmp_path}/tidy: has no run {CLIP[0]} as it is planned, and none was made here ",
+            rf"^{tmp_path}/tidy: .* {CLIP[0]} ",
         ),
         (  # nothing is appended, though one of them is there
             {TROLL[1]: "k", TROLL[2]: "k"},
             {TROLL[1]: made[TROLL[1]]},
-            rf"has no run {TROLL[2]} as it is planned, and none was made here \(1 of 2 are missing\)",
+            rf"tidy: .* {TROLL[2]} .*\(1 of 2 are missing\)",
         ),
         (
             {TROLL[0]: "k"},
             {TROLL[0]: unfinished},
-            r"seed0/grades\.json: missing; only finished runs that are grad",
+            r"seed0/grades\.json: missing",
         ),
-        ({TROLL[0]: "k"}, {TROLL[0]: tmp_path / "gone"}, r"gone/manifest\.json: missing; only finished runs"),
-        ({}, made, rf"^{tmp_path}: no runs are planned; name them in the plan's keys"),
+        ({TROLL[0]: "k"}, {TROLL[0]: tmp_path / "gone"}, r"gone/manifest\.json: missing"),
+        ({}, made, rf"^{tmp_path}: no runs are planned; .*keys"),
     ):
         with pytest.raises(UserError, match=said) as error:
             take(tmp_path, keys, directories)
@@ -332,7 +332,7 @@ def test_a_damaged_table_takes_nothing_and_stays_as_it_is(
     ]
     if place == "the end":  # nobody can say which runs it holds
         attempts += [lambda: archived_runs(tmp_path), lambda: append(made, tmp_path, TROLL[1])]
-    said = rf"^{path}: damaged or not a tidy table \(.*\); restore it \(git checkout\), or remove it and coll"
+    said = rf"^{path}: damaged .*git checkout"
     for attempt in attempts:
         with pytest.raises(UserError, match=said) as error:
             attempt()

@@ -152,7 +152,7 @@ def test_columns_are_those_that_were_written(small: Path, tmp_path: Path, column
         with pq.ParquetWriter(path, table.schema, store_schema=False) as writer:
             writer.write_table(other)
             writer.add_key_value_metadata(kept)
-    with pytest.raises(UserError, match=rf"1\.parquet: damaged or .* \({column} is not what was written\);"):
+    with pytest.raises(UserError, match=rf"1\.parquet: damaged .*{column}"):
         verify_table_file(tmp_path / "1.parquet")
     assert len(verify_table_file(tmp_path / "0.parquet")) == len(table), "files of before have no digests"
 
@@ -161,21 +161,19 @@ def test_columns_are_those_that_were_written(small: Path, tmp_path: Path, column
 def test_a_part_that_is_cut_off_is_refused(small: Path, tmp_path: Path, cut: int) -> None:
     path = tmp_path / "clip.parquet"
     path.write_bytes(small.read_bytes()[:cut])
-    with pytest.raises(
-        UserError, match=r"clip\.parquet: damaged or not a tidy table \(.*\); restore it \(git"
-    ):
+    with pytest.raises(UserError, match=r"clip\.parquet: damaged .*git checkout"):
         read_table_file(path)
 
 
 def test_tables_of_another_kind_are_refused(small: Path, tmp_path: Path) -> None:
     path = tmp_path / "tidy/all.parquet"
-    with pytest.raises(UserError, match=r"tidy: no tables \(\*\.parquet\) there; collect the runs first"):
+    with pytest.raises(UserError, match=r"tidy: no tables .*collect"):
         read_tidy(tmp_path)
     with pytest.raises(UserError, match=r"all\.parquet: no such file"):
         read_table_file(path)
     path.parent.mkdir()
     path.write_text("no table")
-    with pytest.raises(UserError, match=r"all\.parquet: damaged or not a tidy table"):
+    with pytest.raises(UserError, match=r"all\.parquet: damaged"):
         read_tidy(tmp_path)
     pd.DataFrame({"a": [1]}).to_parquet(path)
     with pytest.raises(UserError, match="column experiment is missing"):
@@ -183,9 +181,7 @@ def test_tables_of_another_kind_are_refused(small: Path, tmp_path: Path) -> None
     table = pq.read_table(small)
     numbers = table["value"].cast(pa.float32()).cast(pa.string())
     pq.write_table(table.set_column(table.column_names.index("value"), "value", numbers), path)
-    with pytest.raises(
-        UserError, match=r"all\.parquet: damaged or not a tidy table \(its columns have other types\)"
-    ):
+    with pytest.raises(UserError, match=r"all\.parquet: damaged .*other types"):
         read_tidy(tmp_path)
 
 
@@ -197,9 +193,7 @@ def test_a_run_in_two_parts_is_refused_and_a_file_that_is_being_written_left_out
     equal(read_tidy(tmp_path), known)
     assert len(table_files(tmp_path)) == 3
     shutil.copy(tmp_path / "tidy/clip.parquet", tmp_path / "tidy/all.parquet")
-    with pytest.raises(
-        UserError, match=r"all\.parquet and .*clip\.parquet: both hold run tiny/.*; remove one"
-    ):
+    with pytest.raises(UserError, match=r"all\.parquet and .*clip\.parquet: .*tiny/"):
         read_tidy(tmp_path)
 
 
