@@ -54,6 +54,14 @@ def gae(**changes):
             {"training": {"responses_per_prompt": 1, "prompts_per_batch": 128, "dynamic_sampling": {}}},
             ["responses_per_prompt is 1", "dynamic_sampling needs at least 2"],
         ),
+        (
+            {"estimators": {"best": {"rule": "remax", "training": {"environment": "my_rooms.py:Room"}}}},
+            [
+                "estimators.best",
+                "'remax' needs a greedy response",
+                "which training.environment does not give",
+            ],
+        ),
         ({"training": {"overlong": {}}}, ["overlong.buffer is 4096", "max_response_tokens (48)"]),
         (
             {"training": {"regulariser": {"estimate": "k4"}}},

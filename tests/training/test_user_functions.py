@@ -317,14 +317,20 @@ def test_tools_that_cannot_be_used_are_refused(tiny_base, own_file, tmp_path):
         ({"tools": ["{}:noisy_verifier"]}, "training.tools needs a model with a chat template"),
         ({"environment": "{}:Room"}, "training.environment: .*my_rewards.py: unknown function 'Room'"),
         ({"environment": "{}:noisy_verifier"}, "training.environment needs a model with a chat template"),
+        (
+            {"reward": "{}:noisy_verifier", "environment": "{folder}/my_environment.py:Calculator"},
+            "Calculator has get_reward, and training.reward is .*noisy_verifier; .*: leave one of the two",
+        ),
     ],
 )
 def test_an_experiment_that_names_what_cannot_be_used_is_refused(repository, own_file, training, message):
     import yaml
 
     path = own_file("my_rewards.py")
+    own_file("my_environment.py")
     data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
-    data["training"] |= json.loads(json.dumps(training).replace("{}", path))
+    named = json.dumps(training).replace("{}", path).replace("{folder}", str(Path(path).parent))
+    data["training"] |= json.loads(named)
     with pytest.raises(UserError, match=message) as caught:
         parse_experiment(data, "reduced")
     assert "\n" not in str(caught.value)
