@@ -73,7 +73,7 @@ class Run:
 
     @property
     def group_id(self) -> str:
-        """``<model>/<task>/<trust region>/<estimator>/<condition>``, which all seeds of a setting share."""
+        """``<model>/<task>/<trust region>/<estimator>/<condition>``, which all seeds of a cell share."""
         return "/".join((self.model, self.task, self.trust_region, self.estimator, self.condition))
 
     @property
@@ -136,8 +136,8 @@ class Experiment(StrictModel):
     )
     gpu_memory: Positive | None = Field(
         None,
-        description="memory of each GPU in GiB (40, 80), for estimates of what fits; none: that of the GPUs "
-        "of this machine; changes no run's key",
+        description="memory of each GPU in GiB (40, 80), for [estimates of what fits]"
+        "(cluster.md#memory-of-gpus); none: that of the GPUs of this machine; changes no run's key",
     )
     tracking: Literal["none", "tensorboard", "wandb", "trackio"] = Field(
         "tensorboard", description="also log metrics.jsonl to this tracker; changes no run's key"
