@@ -50,7 +50,9 @@ class Demonstration:
 
 
 Reward = Callable[[Sequence[Problem], Sequence[str]], list[float]]
-"""Maps problems and completions, in equal number, to rewards: 1.0 for right and 0.0 for wrong."""
+"""Maps problems and completions, in equal number, to rewards: 1.0 for right, 0.0 for wrong, and with partial
+credit (``tests: fraction``) a share.
+"""
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,13 @@ class Task:
     Attributes:
         name: the name used in experiment files.
         summary: description of one line.
-        kind: ``math`` (answer in ``\boxed{}``) or ``code`` (a function body, run in the sandbox).
+        kind: ``math`` (answer in ``\boxed{}``) or ``code`` (a function body, run in the sandbox). The final
+            evaluation grades by the kind, not by ``reward``.
         answer_key: the field of a record that holds the reference answer.
         generate: (split, count, seed, settings) to problems; splits never overlap.
         demonstrate: (count, seed, settings) to demonstrations on train problems.
-        reward: the verifier used in training.
-        model: settings of the generator, with defaults and bounds.
+        reward: the verifier used in training and validation.
+        model: the class of the generator's settings, with defaults and bounds; not a language model.
         as_written: for code: whether a completion, or its fenced block, is judged as it is. A reward that
             searches the completion for the program teaches a model to write anything around it.
     """
