@@ -229,7 +229,7 @@ _FIRST = (
     *("solver_evaluations", "kept_mass_min", "ratio_max"),
 )
 DIAGNOSTICS = (*_FIRST, *(name for name, metric in METRICS.items() if metric.over_run and name not in _FIRST))
-"""Columns of the table `constraint_check`, in order: every metric that sets `worst`."""
+"""Columns of the table `constraint_check`, in order: every metric that sets `over_run`."""
 
 
 SUMMARIES = _by_name(
@@ -293,7 +293,10 @@ SUMMARIES = _by_name(
         wall_clock=True,
     ),
     Summary("batch_cpu_s", "seconds", "processor time per rollout batch with its updates"),
-    Summary("peak_gib", "GiB", "peak memory of the process", suffix=" GiB"),
+    Summary(
+        *("peak_gib", "GiB", "peak memory of tensors on the first GPU; without a GPU, of the process"),
+        suffix=" GiB",
+    ),
 )
 """Summaries that claims may name besides pass@k, in the order of error messages."""
 PRESENT_NAMES = {summary.stored: name for name, summary in SUMMARIES.items() if summary.stored}

@@ -5,10 +5,11 @@ The estimate adds up what this package and TRL 1.16 hold at the same time, in tw
 * rollouts: weights and AdamW's moments, and vLLM's share of the card or the cache of `generate`;
 * update: weights, moments, gradients, gathered layers, activations, and the output layer's passes.
 
-P are the parameters, N the GPUs, D, V, L as in `ModelShape`, M the tokens of a micro-batch. With several GPUs
-everything that FSDP2 shards is divided by N (accelerate 1.15, `fsdp2_prepare_model`: weights in float32,
-computation and reduction in bfloat16). What was measured, and how far the estimate is off, is in
-docs/cluster.md; constants that nobody has measured are named so below.
+D is the width of the hidden states (`ModelShape`). With several GPUs everything that FSDP2 shards is divided
+by their number (accelerate 1.15, `fsdp2_prepare_model`: weights in float32, computation and reduction in
+bfloat16). The trust region and ``keep`` have no part in it: what they add is left to `_OVERHEAD`.
+What was measured, and how far the estimate is off, is in docs/cluster.md; constants that nobody has measured
+are named so below.
 """
 
 from collections.abc import Mapping

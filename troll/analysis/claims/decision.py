@@ -1,6 +1,6 @@
-"""The verdict rule: reduces paired differences in every setting to one verdict with its evidence.
+"""How a claim is decided: reduces paired differences in every setting to one verdict with its evidence.
 
-The first that applies:
+The verdict is the first of these that applies:
 
 - not run: no setting has runs of both methods.
 - inconclusive: some setting has fewer seeds than the claim requires.

@@ -128,7 +128,7 @@ class ClaimVerdict:
 
     @property
     def verdict(self) -> str:
-        """One of ``rule.VERDICTS``."""
+        """One of ``decision.VERDICTS``."""
         return self.decision.verdict
 
 
