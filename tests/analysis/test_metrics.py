@@ -13,8 +13,9 @@ from troll.analysis.render.formats import STYLES
 
 
 def test_what_runs_log_is_described_but_for_names_of_a_rule_alone():
-    recorded = json.loads((Path(__file__).parents[1] / "golden/intel.json").read_text())
-    logged = {metric for run in recorded["runs"].values() for metric in run["metrics"]}
+    golden = Path(__file__).parents[1] / "golden"
+    recorded = [json.loads((golden / name).read_text()) for name in ("intel.json", "amd.json")]
+    logged = {metric for record in recorded for run in record["runs"].values() for metric in run["metrics"]}
     assert {"kl_to_old", "kl_projected"} < logged
     assert logged - METRICS.keys() == {"ratio_low_bound", "ratio_high_bound"}  # of bapo
 

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from troll.common.errors import UserError
+from troll.tasks import testbed
 from troll.tasks.datasets import hub, load
 from troll.tasks.datasets.catalogue import DATA_SETS, MATH_EVAL
 from troll.tasks.datasets.mirror import mirror_files, read_mirror
@@ -206,7 +207,7 @@ def test_hub_rows_become_problems(fake_hub, monkeypatch):
 
 
 def test_sets_are_tasks_beside_the_testbed():
-    assert {"chains", "functions", "locks", "programs", *DATA_SETS} == set(task_names())
+    assert {*testbed.NAMES, *DATA_SETS} == {*task_names()}
     assert set(MATH_EVAL) <= set(task_names()) and len(MATH_EVAL) == 7
 
 
