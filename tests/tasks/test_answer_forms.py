@@ -99,7 +99,7 @@ def test_marks_around_a_value_are_dropped_but_nothing_that_changes_it(text, plai
     assert plain_value(text) == plain
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.nightly])])
 def test_the_lenient_reward_differs_from_the_released_one_as_the_table_says(every):
     with TABLE.open(newline="") as file:
         whole = list(csv.DictReader(file))
