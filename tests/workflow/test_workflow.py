@@ -270,7 +270,7 @@ def undisturbed(checkouts):
 
 @pytest.mark.slow
 @pytest.mark.nightly
-@pytest.mark.timeout(300 * KILLS)
+@pytest.mark.timeout(300 * (KILLS + 1))
 @pytest.mark.skipif(not warm.usable(), reason="no warm server is started on this machine")
 def test_an_experiment_goes_on_whatever_was_killed(undisturbed, tmp_path):
     expected = kills.contents(undisturbed)
