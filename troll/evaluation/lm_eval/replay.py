@@ -4,9 +4,10 @@ import contextlib
 import importlib.metadata
 import io
 import logging
+import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from troll.common.errors import UserError
 from troll.common.files import fresh_directory
 from troll.evaluation.lm_eval.builtin import PROMPTED, Scorer, document, of_subject
 from troll.evaluation.lm_eval.scores import scores
-from troll.evaluation.lm_eval.tasks.functions import NO_SAMPLE, keep_all
+from troll.evaluation.lm_eval.tasks.functions import NO_SAMPLE
+
+_AT_ONCE = "chains"
+"""Our task that scores all samples of a problem at once, for its pass@k."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,9 @@ def replay(
 ) -> Scored:
     """Evaluates recorded completions with lm-eval, as if a model had just generated them.
 
-    lm-eval's own tasks score one response to a problem. Here every response is scored and the problem gets
-    the mean, so that standard errors are over problems. Responses are cut at the task's stop strings.
+    lm-eval's own tasks score one response to a problem, so every sample is a document of its own here. Of
+    these, the problem gets the mean: returned values and errors are over problems, those in lm-eval's
+    files over samples. Responses are cut at the task's stop strings.
 
     Args:
         tasks: lm-eval tasks that score the same data set.
@@ -69,41 +74,47 @@ def replay(
     for one in tasks:
         chosen = [row for row in rows if of_subject(row, one.subject)]
         if chosen:
-            built[one.name] = _build(one, [document(one.columns, row) for row in chosen], completions, scored)
+            built[one.name] = _build(one, chosen, completions, scored)
     # Not simple_evaluate, which also spends seconds on collecting facts about the environment. Standard error
     # would only show progress bars.
     with contextlib.redirect_stderr(io.StringIO()):
-        results = evaluate(lm=_replayed(completions), task_dict={"tasks": built}, log_samples=out is not None)
+        results = evaluate(lm=_replayed(completions), task_dict={"tasks": built}, log_samples=True)
     for name in built:
-        metrics = results["results"][name]
-        keys = [key for key in metrics if "," in key and "_stderr," not in key]
+        found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for sample in results["samples"][name]:
+            for metric in sample["metrics"]:
+                key, task_id = f"{metric},{sample['filter']}", sample["doc"]["task_id"]
+                found[key][task_id].append(float(sample[metric]))
+        if name != _AT_ONCE:
+            scored.samples[name] = {key: dict(values) for key, values in found.items()}
         scored.results[name] = {
             "version": results["versions"][name],
-            "n": results["n-samples"][name]["effective"],
-            "metrics": {key: {"value": float(metrics[key]), "stderr": _stderr(metrics, key)} for key in keys},
+            "n": len({sample["doc"]["task_id"] for sample in results["samples"][name]}),
+            "metrics": {key: _over_problems(values.values()) for key, values in found.items()},
         }
     if out is not None:
         results["config"] = {"model": "recorded samples", "model_args": {"path": source}, "limit": None}
         results |= {"date": started, "lm_eval_version": importlib.metadata.version("lm_eval")}
         _write(results, out, source)
-        for name, found in scored.results.items():
-            found["hash"] = results["task_hashes"][name]
+        for name, result in scored.results.items():
+            result["hash"] = results["task_hashes"][name]
     return scored
 
 
-def _stderr(metrics: Mapping[str, Any], key: str) -> float | None:
-    name, _, chosen = key.partition(",")
-    value = metrics.get(f"{name}_stderr,{chosen}")
-    return float(value) if isinstance(value, int | float) else None
+def _over_problems(values: Iterable[Sequence[float]]) -> dict[str, float | None]:
+    """Mean and standard error over problems of the means of their samples."""
+    means = [statistics.fmean(of_problem) for of_problem in values]
+    error = statistics.stdev(means) / len(means) ** 0.5 if len(means) > 1 else None
+    return {"value": statistics.fmean(means), "stderr": error}
 
 
 def _build(
     one: Scorer,
-    documents: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
     completions: Mapping[str, Sequence[str]],
     scored: Scored,
 ) -> Any:
-    """Builds the task on these documents, without any download; it records its scores in ``scored``."""
+    """Builds the task on these problems, without any download; failures of its function go to ``scored``."""
     from datasets import Dataset
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks._yaml_loader import load_yaml
@@ -111,61 +122,34 @@ def _build(
     config = {key: value for key, value in load_yaml(one.file, resolve_func=True).items() if key != "tag"}
     if not one.own:
         config |= PROMPTED
+    most = max(len(completions[row["task_id"]]) for row in rows)
+    repeats = most if one.name == _AT_ONCE else 1
+    documents = [
+        {**document(one.columns, row), "sample": number}
+        for row in rows
+        for number in range(0, len(completions[row["task_id"]]), repeats)
+    ]
     config |= {
         "task": one.name,
-        "custom_dataset": lambda **_: {"test": Dataset.from_list([dict(row) for row in documents])},
+        "custom_dataset": lambda **_: {"test": Dataset.from_list(documents)},
         "dataset_kwargs": None,
         "training_split": None,
         "test_split": "test",
-        "repeats": max(len(completions[row["task_id"]]) for row in documents),
-        "filter_list": _kept_whole(config.get("filter_list")),
+        "repeats": repeats,
     }
     task = ConfigurableTask(config=config)
-    if one.name != "chains":  # its pass@k needs all samples of a problem
-        _score_each(task, one, completions, scored)
+    if not one.own and callable(task.config.process_results):
+        task.config.process_results = _bounded(task, one, completions, scored)
     return task
-
-
-def _kept_whole(filters: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
-    """Returns a task's filters without ``take_first``, which drops all samples of a problem but the first."""
-    whole = [{"function": "custom", "filter_fn": keep_all}]
-    return [
-        {**one, "filter": [step for step in one["filter"] if step["function"] != "take_first"] or whole}
-        for one in filters or [{"name": "none", "filter": []}]
-    ]
-
-
-def _score_each(task: Any, one: Scorer, completions: Mapping[str, Sequence[str]], scored: Scored) -> None:
-    """Makes a task score every sample of a problem, and return their mean as the problem's score."""
-    score = _bounded(task, one, completions, scored) or task.process_results
-    filters = [pipeline.name for pipeline in task._filters]
-    seen: Counter[str] = Counter()
-    kept: dict[str, dict[str, list[float]]] = defaultdict(dict)
-    scored.samples[one.name] = kept
-
-    def process_results(row: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:
-        task_id = row["task_id"]
-        texts = results[0][: len(completions[task_id])]
-        found = [score(row, [[text]] if one.own else [text]) for text in texts]  # type: ignore[list-item]
-        # lm-eval processes every document once for each of the task's filters, in their order.
-        chosen = filters[seen[task_id]]
-        seen[task_id] += 1
-        for name in found[0]:
-            kept[f"{name},{chosen}"][task_id] = [float(metrics[name]) for metrics in found]
-        return {name: sum(kept[f"{name},{chosen}"][task_id]) / len(found) for name in found[0]}
-
-    task.process_results = process_results
 
 
 def _bounded(
     task: Any, one: Scorer, completions: Mapping[str, Sequence[str]], scored: Scored
-) -> Callable[[Mapping[str, Any], Sequence[str]], Mapping[str, float]] | None:
+) -> Callable[[Mapping[str, Any], Sequence[str]], Mapping[str, float]]:
     """Scores all samples by the task's own function, in processes with limits on time and memory.
 
-    Returns a function that looks the scores up; None if the task has no function of its own.
+    Returns a function that looks the scores up.
     """
-    if one.own or not callable(task.config.process_results):
-        return None
     stops = task.config.generation_kwargs.get("until", [])
     documents = {row["task_id"]: dict(row) for row in task.test_docs()}
     pairs = {
@@ -188,21 +172,22 @@ def _until(text: str, stops: Sequence[str]) -> str:
 
 
 def _replayed(completions: Mapping[str, Sequence[str]]) -> Any:
-    """Returns an lm-eval model that answers with the recorded completions, in order, for each task anew."""
+    """Returns an lm-eval model that answers with the recorded completions, from the document's sample on."""
     from lm_eval.api.model import LM
 
     class Replay(LM):
         def __init__(self) -> None:
             super().__init__()
-            self._used: Counter[tuple[str, str]] = Counter()
+            self._used: Counter[tuple[str, str, int]] = Counter()
 
         def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
             return [self._next(request) for request in requests]
 
         def _next(self, request: Any) -> str:
-            task_id = request.doc["task_id"]
-            recorded, number = completions[task_id], self._used[request.task_name, task_id]
-            self._used[request.task_name, task_id] += 1
+            task_id, first = request.doc["task_id"], request.doc["sample"]
+            key = (request.task_name, task_id, first)
+            recorded, number = completions[task_id], first + self._used[key]
+            self._used[key] += 1
             stops = request.args[1].get("until", [])
             return _until(recorded[number], stops) if number < len(recorded) else NO_SAMPLE
 
