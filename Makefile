@@ -101,7 +101,7 @@ TRL ?= trl<2
 releases-of-trl: env ## test the trainer with another release of TRL: make releases-of-trl TRL=trl==1.8.0
 	@"$(BIN)/python" -m pip install --quiet --upgrade --no-deps --target "$(VENV)/trl" "$(TRL)"
 	@PYTHONPATH="$(abspath $(VENV)/trl)" "$(BIN)/pytest" -q tests/training/test_config.py tests/training/test_dropout.py \
-		tests/training/test_live_options.py tests/training/test_script_styles.py tests/training/test_trl_metrics.py \
+		tests/training/test_live_options.py tests/training/test_peft.py tests/training/test_script_styles.py tests/training/test_trl_metrics.py \
 		tests/training/test_trl_options.py tests/training/test_user_functions.py
 
 slow: env ## run only the slow tests

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
+from accelerate.utils import is_peft_model
+
 from troll.common.errors import UserError
 from troll.training.trl_parts import GRPOConfig, option
 
@@ -133,9 +135,17 @@ def _restricts(name: str, value: Any, temperature: float, where: str) -> str | N
     )
 
 
-def check_model(args: Any, model: Any, given: Any) -> None:
-    """Rejects a model without trainable parameters, or whose ``generation_config`` changes the distribution.
+def _is_adapted(layer: Any) -> bool:
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
+    return isinstance(layer, BaseTunerLayer)
+
+
+def check_model(args: Any, model: Any, given: Any) -> None:
+    """Rejects a model that cannot learn, or whose ``generation_config`` changes the distribution.
+
+    An adapter on the head would not be trained, as the loss reads the weight below it; TRL refuses it from
+    1.15 on.
     Responses must be sampled from the distribution that is scored. ``given`` is TRL's generation config,
     whose unset options default to the model's; None if another engine samples.
     """
@@ -143,6 +153,11 @@ def check_model(args: Any, model: Any, given: Any) -> None:
         raise UserError(
             "no parameter of the model is trainable; load an adapter with is_trainable=True, or set "
             "requires_grad of the parameters to train"
+        )
+    if is_peft_model(model) and _is_adapted(model.get_output_embeddings()):
+        raise UserError(
+            "an adapter on the head, lm_head, would not be trained: the loss reads the weight below it; "
+            "leave it out of target_modules, or train a copy of the head: modules_to_save=['lm_head']"
         )
     used = None if given is None else model._prepare_generation_config(given)[0]
     for name in (*SAMPLES, "temperature"):
