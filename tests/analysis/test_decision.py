@@ -165,10 +165,10 @@ def test_where_all_speaks_against_a_claim_or_less_for_it_than_it_seems_the_base_
     """Settings that show the contrary where the baseline has collapsed, and a lead below the base model."""
     claim = Claim.model_validate(synthetic.CLAIM)
     decision = judged(-0.3, -0.25, 0.08, 0.01, 0.02, spread=0.5, seeds=60)
-    fallen = ClaimVerdict(claim, decision, fallen=(True, True, False, False, False))
+    fallen = ClaimVerdict(claim, decision, baseline_below_base=(True, True, False, False, False))
     assert f"where {claim.baseline} has fallen below its base model" in findings([fallen])[0]
     assert "no single setting of 5 shows it by itself, the contrary is shown in 2, where" in why(fallen)
-    assert "fallen" not in why(replace(fallen, fallen=(True, False, True, True, True)))
+    assert "fallen" not in why(replace(fallen, baseline_below_base=(True, False, True, True, True)))
     better = judged(0.3, 0.31, 0.29, task=["a", "a", "b"], spread=0.05)
     ahead = ClaimVerdict(claim, better, below_base=(True, True, False))
     assert findings([ahead])[0].endswith("it ends below its own base model in all 2 settings on a).")
