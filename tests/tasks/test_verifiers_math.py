@@ -2,6 +2,7 @@ import os
 import re
 import signal
 import threading
+from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,9 @@ from troll.common.errors import UserError
 from troll.tasks.verifiers import math as verifier
 from troll.tasks.verifiers.equality import equal_answers
 from troll.tasks.verifiers.math import judge_math, last_boxed, math_rewards
-from troll.tasks.verifiers.notation import contradicts, is_scientific, respelled, same_number
+from troll.tasks.verifiers.notation import is_scientific, plain
+from troll.tasks.verifiers.numbers import number, same_number
+from troll.tasks.verifiers.units import factor, quantity
 
 
 @pytest.mark.parametrize(
@@ -131,7 +134,7 @@ def test_rewards_ask_for_the_exact_value_and_evaluation_is_math_verify_as_publis
     assert dict(zip(DIFFERENT, paid, strict=True)) == {case: case[3] for case in DIFFERENT}
 
 
-# Lines of a reference, right answers (✓) and wrong ones (✗), by kind.
+# Lines of a reference, right answers (✓), wrong ones (✗) and right ones that are not read (○), by kind.
 ANSWERS = {
     "letters": r"""
 \pi r^{2} h ✓ h\pi r^2 ✗ \pi r^{2}
@@ -198,8 +201,8 @@ m g h ✓ mgh
 25^{\circ} \mathrm{C} ✓ 25 ✓ 25°C ✓ 25\text{ degrees Celsius} ✓ 25^\circ ✗ 25^\circ F
 18\text{ ways.} ✓ 18
 12 ✓ 12元 ✓ 12个
-30000 ✓ 3万
-15 ✓ 15平方厘米
+30000 ○ 3万
+15 ○ 15平方厘米
 32.50 ✓ \text{\$}32.50 ✓ \textdollar 32.50
 9\text{ a.m.} ✓ 9 ✗ 9\text{ p.m.}
 5\text{ dollars} ✗ 5\text{ cents}
@@ -211,10 +214,10 @@ m g h ✓ mgh
 \sqrt2\text{ cm} ✗ \sqrt{2}\text{ m}
 3 ✓ 3\text{ AM} ✗ 3万
 -5 ✗ 5\text{ below}
-5\text{ N} ✓ 5\,\mathrm{kg\cdot m/s^2}
+5\text{ N} ○ 5\,\mathrm{kg\cdot m/s^2}
 a ✗ a cm
 x ✗ x m
-10 ✓ 10 ft ✓ 10\text{ years old} ✗ 10ft
+10 ✓ 10 ft ○ 10\text{ years old} ✗ 10ft
 10ft ✗ 10
 2mg ✗ 2
 2 ✗ 2 mg
@@ -317,7 +320,7 @@ x ✓ \frac{x^2}{x}
 (1,2),(3,4) ✗ x=1,y=2
 1,2 ✓ x=1,y=2
 x=1 ✓ 1 ✗ y=1
-1 ✓ y=1 ✓ 2^{10} \bmod 11 = 1
+1 ✓ y=1 ○ 2^{10} \bmod 11 = 1
 A=1 ✗ a=1
 a=2, a=-6-4 \sqrt{2} ✓ 2,-6-4\sqrt2 ✗ a=-6-4\sqrt2
 k=3 ✓ 3
@@ -360,7 +363,7 @@ x>3 ✓ x>3\text{ or }x>4 ✗ x<1 \text{ or } x>3
 (2,3) ✓ x>2 and x<3
 1<x<2 ✓ 2>x>1 ✓ x>1 and x<2 ✓ x>1, x<2 ✓ 1<x\text{ and }x<2 ✗ x<1 or x>2
 x\le -1\text{ or }x\ge1 ✓ (-\infty,-1]\cup[1,\infty) ✓ |x|\ge1
-(-\infty,-1]\cup[1,\infty) ✓ x\in(-\infty,-1]\cup[1,\infty) ✓ x\in(-\infty,-1]\text{ or }x\in[1,\infty)
+(-\infty,-1]\cup[1,\infty) ✓ x\in(-\infty,-1]\cup[1,\infty) ○ x\in(-\infty,-1]\text{ or }x\in[1,\infty)
 a<x<b ✓ b>x>a ✗ a>x>b
 {n\leq k\leq\lceil\tfrac32n\rceil} ✓ n\leq k\leq\left\lceil\frac{3n}{2}\right\rceil ✗ n\leq k\leq\frac{2n}{3}
 n\le k\le\frac{3}{2}n ✓ n\leq k\leq\frac{3n}{2} ✓ \frac{3n}{2}\ge k\ge n ✗ k\le n\le\frac{3n}{2}
@@ -415,6 +418,18 @@ e^{23110} ✗ e^{23110}+1
 10^{100} ✗ 10^{100}+1
 \pi ✗ \pi+10^{-60}
 """,
+    "right values with more around them": r"""
+-2 ✗ x \not = -2 ✗ \not -2 ✗ \infty = -2 ✗ \infty -2 ✗ x=!=-2 ✗ 2 - - -2
+130 ✗ 1^\circ30.0 ✗ ^\circ130 ✗ \text{ million} 130 ✗ 130+\infty ✗ 130\approx \text{ cm}
+10 ✗ {5}{2}=10 ✗ {5}{2} ✗ {10}1 ✗ \mathbf{10}1 ✗ 1. 0 ✗ 10^1^1 ✗ 10+0i+\infty ✗ (10 ✗ 10)
+10 ✗ =10 ✗ 10= ✗ 1{0} ✗ 10\text{} 1 ✗ 5+5\% ✗ 10_{11} ✗ 10\hat{} ✗ \hat{10}
+\frac{9}{2} ✗ P' \not = \frac{9}{2} ✗ P\ne\frac{9}{2} ✗ \frac{9}{2°}0 ✗ \frac{9}{2}\text{ dozen} ✗ 4\frac{1}{2}1
+(8,3,-1) ✗ (8,=3,-1) ✗ (8,,3,-1) ✗ (8,3,-1 ✗ (8,3,-1)) ✗ (8,3),-1 ✗ 8,(3,-1) ✗ (8,3,-1)1
+(8,3,-1) ✗ (8,3,-1),(8,3,-1)
+(-\infty,4) ✗ (\pi-\infty,4) ✗ (-2\infty,4) ✗ (-\infty,4)\cup(3,4) ✗ (-\infty,4)\cap(3,5) ✗ (-\infty,4]
+\text{B, E, G} ✗ \text{B, E,^[ G} ✗ \text{B, E} ✗ \text{B, E, G, H}
+2<x<3 ✗ 2<x ✗ x<2<3 ✗ 2<3 ✗ 2\le x<3 ✗ x\in[2,3)
+""",
 }
 
 
@@ -423,7 +438,7 @@ def test_rewards_tell_right_answers_from_wrong_ones(kind):
     rows = [
         (reference.strip(), answer.strip(), mark == "✓")
         for line in ANSWERS[kind].strip().splitlines()
-        for reference, *rest in [re.split("([✓✗])", line)]
+        for reference, *rest in [re.split("([✓✗○])", line)]
         for mark, answer in zip(rest[::2], rest[1::2], strict=True)
     ]
     statuses = judge_math(
@@ -431,6 +446,59 @@ def test_rewards_tell_right_answers_from_wrong_ones(kind):
     )
     found = [status == "passed" for status in statuses]
     assert [row for row, passed in zip(rows, found, strict=True) if passed != row[2]] == []
+
+
+@given(
+    st.integers(-(10**9), 10**9), st.integers(1, 10**4), st.integers(1, 999), st.sampled_from([1, 7, 1000])
+)
+def test_numbers_are_read_exactly(top, bottom, other, scale):
+    value, sign = Fraction(top, bottom), "-" if top < 0 else ""
+    whole, rest = divmod(abs(top), bottom)
+    forms = {
+        f"{top}/{bottom}": value,
+        f"{sign}\\frac{{{abs(top) * scale}}}{{{bottom * scale}}}": value,
+        f"{top - other} \\cdot \\frac{{1}}{{{bottom}}} + {other}/{bottom}": value,
+        f"({top})({other}) / ({other * bottom})": value,
+        f"{sign}{whole} \\tfrac{{{rest}}}{{{bottom}}}": value,
+        f"{top:,}.{other:03}": top + (-1 if top < 0 else 1) * Fraction(other, 1000),
+        f"{top}.{other:03}\\times 10^{{-2}}": (top + (-1 if top < 0 else 1) * Fraction(other, 1000)) / 100,
+        f"{sign}0.\\overline{{{other:03}}}": Fraction(other, -999 if sign else 999),
+        f"{top}.{other:03}\\%": (top + (-1 if top < 0 else 1) * Fraction(other, 1000)) / 100,
+        f"2^{{{other % 50}}} \\div {bottom}": Fraction(2 ** (other % 50), bottom),
+    }
+    assert {form: number(plain(form)) for form in forms} == forms
+
+
+NO_NUMBERS = (
+    *("", "x", "1 2", "1{2}", "{1}{2}", "5+3%", "2^{1/2}", "2^3^2", "(1", "1)", "1,2", "1//2", "1-", "1/0"),
+    *("½½", "１", "1_000", "5!", "%", r"\frac{1}", r"\sqrt{4}", "9^{9^{9}}", "10^{40000}", "9" * 301),
+    *("(" * 290, "(" * 145 + "1" + ")" * 145 + "x", r"\frac{1}{" * 30),
+)
+
+
+@pytest.mark.parametrize("text", NO_NUMBERS)
+def test_what_is_not_one_number_is_none(text):
+    assert number(text) is None
+
+
+@pytest.mark.parametrize(
+    ("unit", "into", "expected"),
+    [
+        ("cm", "m", Fraction(1, 100)),
+        ("km/h", "m/s", Fraction(5, 18)),
+        ("mile/hour", "miles per hour", Fraction(1)),
+        ("square centimeters", "m^2", Fraction(1, 10000)),
+        ("cm^3", "cm^2", None),
+        ("minutes", "m", None),
+        ("square units", "cm^2", Fraction(1)),
+        ("cubic units", "cm^2", None),
+        ("cents", r"\$", Fraction(1, 100)),
+        ("parsecs", "m", None),
+        ("parsecs", "", Fraction(1)),
+    ],
+)
+def test_units_convert_exactly_or_contradict(unit, into, expected):
+    assert factor(unit, into) == expected
 
 
 def test_no_verdict_depends_on_what_was_judged_before():
@@ -514,7 +582,7 @@ def test_junk_beside_a_number_is_not_passed_over():
 @given(text=st.text(r"\{}()[]^_%$.,=+-e0123 frac", max_size=12))
 def test_reading_notations_never_fails(answer, text):
     for one, other in ((answer, text), (text, answer)):
-        same_number(one, other), is_scientific(one), contradicts(respelled(one), respelled(other))
+        same_number(one, other), is_scientific(one), quantity(plain(one), like=plain(other))
     assert same_number(text, text) in (True, None)
 
 

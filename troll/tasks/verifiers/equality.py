@@ -1,370 +1,312 @@
-r"""Compares answers for rewards: with math-verify's rules for structures, but by exact values.
+r"""Compares answers for rewards, by exact values of whole answers.
 
-math-verify rounds to six decimals, evaluates differences to 15 digits and drops small ones, and takes any
-number that it finds in an answer that it cannot parse. That suits answers in good faith, but a policy would
-learn to exploit it. Here an answer is parsed whole or not at all, decimals are exact fractions, and constants
-must agree to 45 significant digits. Runs within the limits of ``math_worker.py``.
+math-verify suits answers in good faith, but a policy would learn to exploit what it passes over. Here
+numbers are read by ``numbers.py`` and expressions by ``expressions.py``; lists, tuples, intervals,
+inequalities and names are taken apart by this module, so that every part counts. Runs within the limits of
+``math_worker.py``.
 """
 
-import functools
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import sympy
-from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy, normalize_latex
-from latex2sympy2_extended.logic import And
-from math_verify import LatexExtractionConfig, grader, verify
-from sympy.core.function import AppliedUndef
 
-from troll.tasks.verifiers.lists import groups, is_relational, same_list, split
-from troll.tasks.verifiers.notation import contradicts, respelled, same_in_base, same_number, with_percents
-from troll.tasks.verifiers.units import Quantity, conversion, measure, quantity
+from troll.tasks.verifiers.expressions import close, constant, equal_values, parse, same_expression
+from troll.tasks.verifiers.notation import plain
+from troll.tasks.verifiers.numbers import same_number
 
-_DIGITS = 60
-_TOLERANCE = sympy.Rational(1, 10**45)
+_BRACKETS = re.compile(r"\\begin(?![a-zA-Z])|\\end(?![a-zA-Z])|\\[lr](?:floor|ceil)|\\[\\{}]|[()\[\]{}]")
+_DEPTH = dict.fromkeys(("(", "[", "{", r"\{", r"\begin", r"\lfloor", r"\lceil"), 1)
+_DEPTH |= dict.fromkeys((")", "]", "}", r"\}", r"\end", r"\rfloor", r"\rceil"), -1)
+_TEXT = (
+    r"\\(?:text|mathrm|mbox|operatorname)\s*\{\s*,?\s*(?i:%s)\s*,?\s*\}"
+    r"|(?<![a-zA-Z\\])(?i:%s)(?![a-zA-Z])"
+)
+_OR = re.compile(rf"[\s,;]*(?:{_TEXT % ('or', 'or')}|\\(?:lor|vee)(?![a-zA-Z])|;)[\s,;]*")
+_AND = re.compile(rf"\s*(?:,?\s*(?:{_TEXT % ('and', 'and')}|\\(?:land|wedge)(?![a-zA-Z]))\s*,?|,)\s*")
+_CUP = re.compile(r"\\cup(?![a-zA-Z])")
+_EQUALS = re.compile(r"=|\\approx(?![a-zA-Z])")
+_RELATION = re.compile(r"<=|>=|[<>]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt|neq?)(?![a-zA-Z])")
+_SPELLED = {r"\l": "<", r"\g": ">", r"\n": "!"}
+_MEMBER = re.compile(r"^\s*[a-zA-Z]\s*\\in(?![a-zA-Z])")
+_GREEK = r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|phi|omega)(?![a-zA-Z])"
+_LETTER = rf"(?:[a-zA-Z]|\\(?:angle|triangle|overline|text|mathrm|operatorname|Pr)(?![a-zA-Z])|{_GREEK})"
+_NAME = re.compile(
+    rf"(?!e\s*$)(?:{_LETTER}|\|[a-zA-Z]|\[[A-Z])(?:[\w{{}}\[\]|\s]|\([^()]*\)|{_LETTER})*", re.ASCII
+)
+_VARIABLE = re.compile(rf"(?!e$)[a-zA-Z](?:_\w)?|{_GREEK}")
+_WORDS = re.compile(r"(?:\s*\\(?:text|mathrm|textrm|mbox)\s*\{[^{}\d]*[^\W\d_][^{}\d]*\})+\s*")
+_UNORDERED = ("", "{}", "cup")  # lists, sets, unions
 # Tolerance of "approximately" between the sides of an answer such as \sqrt{2} \approx 1.41.
 _ROUGHLY = sympy.Rational(1, 20)
-# Values of variables when expressions are compared: unlikely to be roots, and of both signs.
-_POINTS = (sympy.Rational(7393, 5147), sympy.Rational(-5077, 3209), sympy.Rational(2017, 8081))
-# Unlike math-verify's, which take letters at the end for units (pi r^2 h is pi r^2) and ignore case.
-_NORMALIZATION = replace(LatexExtractionConfig().normalization_config, boxed="none", units=False)
-_CONVERSION = ConversionConfig(lowercase_symbols=False)
-_IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])")
-_SIDES = re.compile(r"(?<![<>!:\\])(=|\\approx(?![a-zA-Z])|\\simeq(?![a-zA-Z])|\\sim(?![a-zA-Z]))")
-_COMMA = re.compile("([,;])")
-_RELATION = re.compile(r"[=<>]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt|neq?|in|approx)(?![a-zA-Z])")
-# A number before an arrow or words, as in 11 \Rightarrow x: such a first side is not a name.
-_CONNECTED = re.compile(
-    r"^[+-]?\s*[\d.].*\\(?:text|mbox|mathrm|[a-zA-Z]*arrow|to|implies|iff|therefore|because|mid|mapsto)(?![a-zA-Z])"
-)
-_WORDS = re.compile(r"(?:\s*\\(?:text|mathrm|textrm|mbox)\s*\{[^{}\d]*[^\W\d_][^{}\d]*\})+\s*")
-_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|arc(?:sin|cos|tan))(?![a-zA-Z])")
-_ANGLE = re.compile(
-    r"(\d+(?:\.\d*)?|\.\d+|\\frac\{[^{}]*\}\{[^{}]*\}|\([^()]*\)|\{[^{}]*\}|\\[a-z]+|[a-zA-Z])"
-    r"\s*\^\s*(?:\\circ(?![a-zA-Z])|\{\s*\\circ\s*\})"
-)
-_MEMBER = re.compile(r"\\in(?![a-zA-Z])")
-_INEQUALITY = re.compile(r"[<>]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt)(?![a-zA-Z])")
-_NAME = re.compile(r"\s*(?:[a-zA-Z]|\\[a-zA-Z]+)(?:_(?:\w|\{\w+\}))?\s*")
+
+
+class _Several(NamedTuple):
+    """Values that make up an answer, by what is around or between them."""
+
+    brackets: str  # "()", "(]" and so on, or one of `_UNORDERED`
+    parts: list[Any]  # texts or `_Several`
+    names: tuple[str, ...] = ()  # of the values of ``x = 1, y = 2``, in order
+
+
+class _Region(NamedTuple):
+    """Inequalities: alternatives of parts that hold together."""
+
+    groups: list[list[str]]
 
 
 def equal_answers(reference: str, answer: str) -> bool:
     """Tells whether an answer, the content of a box, has the same value as the reference.
 
-    If it cannot be parsed as mathematics, it must be the same text, except for spaces and typesetting.
+    If it cannot be read as mathematics, it must be the same text, except for spaces and typesetting.
     """
-    reference, answer = respelled(reference), respelled(answer)
-    if contradicts(reference, answer):
-        return False
-    if reference.replace(" ", "") == answer.replace(" ", ""):
+    reference, answer = plain(reference), plain(answer)
+    if _same_text(reference, answer):
+        return True
+    pairs = (("{", "}"), ("([", ")]"))
+    balanced = all(sum(map(answer.count, left)) == sum(map(answer.count, right)) for left, right in pairs)
+    return balanced and _same(_read(reference), _read(answer))
+
+
+def _same_text(reference: str, answer: str) -> bool:
+    # 5 7 is not 57
+    ours, theirs = (re.sub(r"(?<![\d.]) | (?![\d.])", "", text) for text in (reference, answer))
+    if ours == theirs:
         return True
     if _WORDS.fullmatch(reference) or _WORDS.fullmatch(answer):
-        return _letters(reference) == _letters(answer)
-    if is_relational(reference + answer) and _same_solutions(reference, answer):
-        return True
-    same = same_list(reference, answer, equal_items)
-    return equal_items(reference, answer) if same is None else same
-
-
-def equal_items(reference: str, answer: str) -> bool:
-    """Does the same as `equal_answers` for respelled answers that are not lists."""
-    if (same := same_number(reference, answer)) is not None:
-        return same
-    is_complex = bool(_IMAGINARY.search(reference) or _IMAGINARY.search(answer))
-    reference, answer = _without_name(reference, answer)
-    value = _last_side(reference, answer, is_complex)
-    if value is None:
-        return False
-    if (same := same_in_base(reference, value)) is not None:
-        return same
-    angles = _angles(reference, value)
-    for theirs in _readings(value, quantity(reference).unit):
-        for ours in _readings(reference, theirs.unit):
-            factor = conversion(theirs.unit, ours.unit)
-            factors = {"degree": [1, sympy.pi / 180]}.get(theirs.unit, []) if not ours.unit else []
-            factors += {"degree": [1, 180 / sympy.pi]}.get(ours.unit, []) if not theirs.unit else []
-            sides = [
-                [_in_radians(side.value) if turn else side.value for side in (ours, theirs)]
-                for turn in angles
-            ]
-            if factor is not None and any(
-                _same(left, right, by, is_complex) for left, right in sides for by in factors or [factor]
-            ):
-                return True
+        marks = re.compile(r"\\(?:text|mathrm|textrm|mbox)(?![a-zA-Z])|[\s.,;:()'{}~-]")
+        words = [marks.sub("", text) for text in (reference, answer)]
+        return words[0].casefold() == words[1].casefold()
     return False
 
 
-def _same(reference: str, answer: str, factor: Any, is_complex: bool) -> bool:
-    """Tells whether the values are equal if the answer is multiplied by a factor."""
-    parsed = parse(with_percents(answer, keep=False), is_complex)
-    if parsed is None or _repeats(reference, answer, parsed):
+def _split(text: str, mark: re.Pattern[str]) -> list[str]:
+    """Splits at the marks outside of brackets."""
+    depth, at, start, parts = 0, 0, 0, list[str]()
+    while at < len(text):
+        if bracket := _BRACKETS.match(text, at):
+            depth += _DEPTH.get(bracket[0], 0)
+        found = mark.match(text, at) if depth == 0 else None
+        if found and found.end() > at:
+            parts.append(text[start:at].strip())
+            start = at = found.end()
+        else:
+            at = bracket.end() if bracket else at + 1
+    return [*parts, text[start:].strip()]
+
+
+def _read(text: str) -> Any:
+    """Takes a plain answer apart."""
+    text = re.sub(_TEXT % ("either|both", "either|both"), "", text)
+    if ", " in text:
+        text = re.sub(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d]|,\d)", lambda run: run[0].replace(",", ""), text)
+    groups = [[part for part in _split(group, _AND) if part] for group in _split(text, _OR)]
+    parts = [part for group in groups for part in group]
+    if any(_RELATION.search(part) for part in parts):
+        return _Region(groups)
+    tuples = [named._replace(names=()) for group in groups if (named := _named(group))]
+    if len(groups) == len(tuples) > 1:
+        return _Several("", list(tuples))
+    if len(parts) > 1:
+        return _named(parts) or _Several("", [_item(part) for part in parts])
+    return _item(text)
+
+
+def _item(text: str) -> Any:
+    text = _MEMBER.sub("", text).strip()
+    if len(pieces := _split(text, _CUP)) > 1:
+        return _Several("cup", [_item(piece) for piece in pieces])
+    sides = _split(text, _EQUALS)
+    if len(sides) > 1 and text.count("=") == len(sides) - 1:
+        left, right = _tuple(sides[0]), _tuple(sides[-1])
+        if (
+            isinstance(left, _Several)
+            and isinstance(right, _Several)
+            and len(left.parts) == len(right.parts)
+            and all(_same(_tuple(side), right) for side in sides[1:])
+        ):
+            pairs = zip(left.parts, right.parts, strict=True)
+            return _named([f"{name}={value}" for name, value in pairs]) or text
+    if found := _tuple(text):
+        return found
+    if text.count(r"\pm") == 1:
+        before, after = text.split(r"\pm")
+        plus = "+" if before.strip() and not before.strip().endswith("=") else ""
+        return _Several("", [f"{before}{plus}{after.strip()}", f"{before}-{after.strip()}"])
+    return text
+
+
+def _tuple(text: str) -> Any:
+    """Reads a set, or a tuple or interval of two values or more; of a set of one, its element."""
+    text = text.strip()
+    brackets = _BRACKETS.match(text)
+    left = brackets[0] if brackets else ""
+    right = text[-2:] if text[-2:] == r"\}" else text[-1:]
+    if (left in ("(", "[") and right in (")", "]")) or (left, right) == (r"\{", r"\}"):
+        inner = text[len(left) : -len(right)]
+        parts = _split(inner, _AND)
+        balanced = all(_depth(part) == 0 for part in parts)
+        if balanced and all(parts) and len(parts) == 1 and left == r"\{":
+            return _item(parts[0])
+        if balanced and all(parts) and len(parts) > 1:
+            return _Several("{}" if left == r"\{" else left + right, [_item(part) for part in parts])
+    return None
+
+
+def _depth(text: str) -> int:
+    depth = lowest = 0
+    for bracket in _BRACKETS.findall(text):
+        depth += _DEPTH.get(bracket, 0)
+        lowest = min(lowest, depth)
+    return depth or lowest
+
+
+def _named(parts: Sequence[str]) -> _Several | None:
+    """Reads ``y = 2, x = 1`` as a tuple in the order of the names; None unless all have different names.
+
+    Names that differ only in their index, as those of two roots, are the same.
+    """
+    sides = [_split(part, _EQUALS) for part in parts]
+    if not all(len(side) == 2 and all(side) and _NAME.fullmatch(side[0]) for side in sides):
+        return None
+    items = sorted((side[0].replace(" ", ""), side[1]) for side in sides)
+    stems = {re.sub(r"_(?:\{[^{}]*\}|\w)|'+$", "", name) for name, _ in items}
+    if len(items) < 2 or len(stems) < 2 or len({name for name, _ in items}) < len(items):
+        return None
+    items.sort(key=lambda item: (item[0].startswith("\\"), item[0]))
+    return _Several("()", [_item(value) for _, value in items], tuple(name for name, _ in items))
+
+
+def _same(reference: Any, answer: Any) -> bool:
+    if isinstance(reference, _Region) or isinstance(answer, _Region):
+        both = isinstance(reference, _Region) and isinstance(answer, _Region)
+        return (both and _same_chain(reference, answer)) or _same_points(reference, answer)
+    if isinstance(reference, str) and isinstance(answer, str):
+        return _same_value(reference, answer)
+    if isinstance(reference, str) or isinstance(answer, str) or len(reference.parts) != len(answer.parts):
         return False
-    if factor != 1:
-        if not isinstance(parsed, sympy.Expr):
+    if reference.names and answer.names and reference.names != answer.names:
+        return False
+    kinds = {reference.brackets, answer.brackets}
+    if kinds == {"", "()"} and (reference.names or answer.names or not reference.brackets):
+        return all(map(_same, reference.parts, answer.parts))  # 1, 2 or (1, 2) for x = 1, y = 2
+    if len(kinds) > 1 and kinds != {"", "{}"}:
+        return False
+    if reference.brackets not in _UNORDERED:
+        return all(map(_same, reference.parts, answer.parts))
+    left = list(answer.parts)
+    for part in reference.parts:
+        found = next((k for k, other in enumerate(left) if _same(part, other)), None)
+        if found is None:
             return False
-        parsed = factor * parsed
-    keeps = [False, True] if "%" in reference and "%" not in answer else [False]
-    golds = [parse(with_percents(reference, keep=keep), is_complex) for keep in keeps]
-    with _exactly():
-        return any(
-            verify([gold], [candidate], timeout_seconds=None, allow_set_relation_comp=True)
-            for gold in golds
-            if gold is not None
-            for candidate in _turned(parsed)
-        )
+        del left[found]
+    return True
 
 
-def _readings(text: str, like: str) -> list[Quantity]:
-    """Returns an answer without its unit and, if the unit might be a product of variables, also as it is."""
-    with_unit = quantity(text, like)
-    return [with_unit, Quantity(text, "")] if with_unit.bare else [with_unit]
+def _same_chain(reference: _Region, answer: _Region) -> bool:
+    """Tells whether two chains such as ``2 < x < 3`` and ``3 > x > 2`` have the same sides and signs."""
+    if [len(group) for group in reference.groups] != [1] or [len(group) for group in answer.groups] != [1]:
+        return False
+    (ours, signs), (theirs, others) = _chain(reference.groups[0][0]), _chain(answer.groups[0][0])
+    return signs == others and len(ours) == len(theirs) and all(map(_same_value, ours, theirs))
 
 
-def _turned(parsed: Any) -> list[Any]:
-    """Returns the answer and, since chains such as 3 > x > 2 are compared part by part, a reversed chain."""
-    return (
-        [parsed, _in_order(parsed, reversed(parsed._unsorted_args))] if isinstance(parsed, And) else [parsed]
-    )
+def _chain(text: str) -> tuple[list[str], list[str]]:
+    """Returns the sides and signs of a chain of inequalities, turned around if it falls."""
+    sides = _split(text, _RELATION)
+    signs = [_SPELLED.get(sign[:2], sign) + "=" * (sign[2:3] == "e") for sign in _RELATION.findall(text)]
+    if all(sign in (">", ">=") for sign in signs):
+        return sides[::-1], [sign.replace(">", "<") for sign in reversed(signs)]
+    return sides, signs
 
 
-def _in_order(chain: Any, parts: Iterable[Any]) -> Any:
-    """Returns a copy of a chain of relations, with its parts in another order.
-
-    sympy represents equal chains by one object, which has the order of the last one created: without a copy,
-    chains that were parsed before would change, and with them the verdicts.
-    """
-    ordered = sympy.Basic.__new__(And, *chain.args)
-    ordered._argset, ordered._unsorted_args = chain._argset, list(parts)
-    return ordered
+def _same_points(reference: Any, answer: Any) -> bool:
+    """Tells whether inequalities of one variable, intervals or sets describe the same numbers."""
+    letters: set[Any] = set()
+    ours, theirs = _points(reference, letters), _points(answer, letters)
+    if ours is None or theirs is None or len(letters) > 1:
+        return False
+    return bool(ours == theirs or ours.symmetric_difference(theirs).is_empty)
 
 
-def _angles(reference: str, answer: str) -> list[bool]:
-    """Returns whether to read degrees as numbers: yes in functions or if both have them, else both ways."""
-    degrees = [r"\circ" in text for text in (reference, answer)]
-    if all(degrees) or (any(degrees) and _FUNCTION.search(reference + answer)):
-        return [True]
-    return [False, True] if any(degrees) else [False]
-
-
-def _in_radians(text: str) -> str:
-    return _ANGLE.sub(r"(\\frac{\\pi}{180} \\cdot \1)", text)
-
-
-def _letters(text: str) -> str:
-    """Returns the letters and digits of a text without typesetting, in lower case."""
-    text = re.sub(r"\\(?:text|mathrm|textrm|mbox)(?![a-zA-Z])|\\.", "", text)
-    return re.sub(r"[\W_]", "", text).casefold()
-
-
-def _without_name(reference: str, answer: str) -> tuple[str, str]:
-    """Removes ``x =`` from both if the reference is such an equation and the answer has no other name."""
-    name, mark, value = reference.partition("=")
-    if not mark or not _NAME.fullmatch(name) or _RELATION.search(value):
-        return reference, answer
-    first, _, rest = answer.partition("=")
-    if not _RELATION.search(answer) or (rest and first.replace(" ", "") == name.replace(" ", "")):
-        return value.strip(), (rest or answer).strip()
-    return reference, answer
-
-
-class _Parser(_Latex2Sympy):
-    """Reads neighbours as a product; latex2sympy adds numbers, as in 2 1/2, and so reads 3(4) as 7."""
-
-    def convert_postfix_list(self, arr: list[Any], i: int = 0) -> Any:
-        """Returns the product of the parts from index i on."""
-        parts = [self.convert_postfix(part) for part in arr[i:]]
-        if any(isinstance(part, list) for part in parts):  # a derivative
-            return super().convert_postfix_list(arr, i)
-        if len(parts) > 1 and not all(isinstance(part, (sympy.Expr, sympy.MatrixBase)) for part in parts):
-            raise ValueError("no product")
-        product = parts.pop()
-        while parts:
-            left = parts.pop()
-            matrices = getattr(left, "is_Matrix", False) or getattr(product, "is_Matrix", False)
-            product = self.mat_mul_flat(left, product) if matrices else self.mul_flat(left, product)
-        return product
-
-
-@functools.lru_cache(maxsize=1024)
-def parse(text: str, is_complex: bool) -> Any | None:
-    """Returns a respelled answer as a sympy object; None if the parser does not read all of it."""
+def _points(read: Any, letters: set[Any]) -> Any:
     try:
-        plain = normalize_latex(text, config=_NORMALIZATION)
-        parsed = _Parser(is_real=not is_complex, config=_CONVERSION).parse(plain)
-    except Exception:  # the parser has no exception type of its own
-        return None
-    if isinstance(parsed, And):
-        return _in_order(parsed, parsed._unsorted_args)
-    if is_complex and isinstance(parsed, (sympy.Expr, sympy.Set, sympy.Tuple, sympy.MatrixBase)):
-        letters = [letter for letter in parsed.free_symbols if letter.name == "i"]
-        parsed = parsed.subs(dict.fromkeys(letters, sympy.I)) if letters else parsed
-    return parsed
-
-
-def equal_values(left: Any, right: Any) -> bool:
-    """Tells whether two expressions or matrices have the same value at every point."""
-    if isinstance(left, sympy.MatrixBase) or isinstance(right, sympy.MatrixBase):
-        left, right = left.doit(), right.doit()
-        return left.shape == right.shape and all(map(equal_values, left.flat(), right.flat()))
-    if not (isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr)):
-        return False
-    left, right = _exact(left).doit(), _exact(right).doit()
-    if left == right:
-        return True
-    if left.is_Rational and right.is_Rational:
-        return False
-    letters = sorted(left.free_symbols | right.free_symbols, key=str)
-    close = []
-    for shift in range(len(_POINTS) if letters else 1):
-        # each letter gets a different value, over the shifts with both signs
-        point = {letter: _POINTS[(k + shift) % 3] + k for k, letter in enumerate(letters)}
-        close.append(_close(left.subs(point), right.subs(point), _TOLERANCE))
-    if any(agree is False for agree in close):
-        return False
-    if all(close):
-        # 10^{100} and 10^{100} + 1 agree to more digits than are computed.
-        difference = left - right
-        return not difference.is_Rational or bool(difference.is_zero)
-    return bool(sympy.simplify(left - right).is_zero)
-
-
-def _close(left: Any, right: Any, tolerance: Any) -> bool | None:
-    """Tells whether two constants agree; None if numerical values cannot decide it."""
-    left, right = sympy.N(left, _DIGITS), sympy.N(right, _DIGITS)
-    if not (left.is_number and right.is_number and left.is_finite and right.is_finite):
-        return None
-    scale = max(abs(left), abs(right))
-    if scale < _TOLERANCE:  # may be exactly zero
-        return None
-    return bool(abs(left - right) <= tolerance * scale)
-
-
-def _exact(value: Any) -> Any:
-    """Replaces decimals with fractions."""
-    decimals = value.atoms(sympy.Float)
-    return value.xreplace({item: sympy.Rational(str(item)) for item in decimals}) if decimals else value
-
-
-@contextmanager
-def _exactly() -> Iterator[None]:
-    """Makes math-verify compare numbers and expressions by `equal_values`, also in sets and relations."""
-    numeric: Callable[..., bool] = grader.sympy_numeric_eq
-    symbolic: Callable[..., bool] = grader.sympy_symbolic_eq
-    names: Callable[..., bool] = grader.sympy_compare_symbols
-    grader.sympy_numeric_eq = lambda left, right, *_: equal_values(left, right)
-    grader.sympy_symbolic_eq = lambda left, right: False  # `equal_values` has decided already
-    grader.sympy_compare_symbols = equal_values  # AB is not ab, nor E Euler's number
-    try:
-        yield
-    finally:
-        grader.sympy_numeric_eq, grader.sympy_symbolic_eq = numeric, symbolic
-        grader.sympy_compare_symbols = names
-
-
-def _last_side(reference: str, answer: str, is_complex: bool) -> str | None:
-    r"""Returns the last side of ``x = 3 + 4 = 7``; None if two sides are different constants.
-
-    Also None if anything between is not a side: ``x = 11 \Rightarrow x = 12`` is not 12.
-    """
-    sides = split(answer, _SIDES)
-    if len(sides) == 1 or (_RELATION.search(reference) and len(sides) == 3):
-        return answer
-    values, marks = [side.strip() for side in sides[::2]], sides[1::2]
-    if (
-        len(values) == 2
-        and _NAME.fullmatch(values[1])
-        and (values[0] == r"\pi" or not _NAME.fullmatch(values[0]))
-    ):
-        values.reverse()
-    if any(_INEQUALITY.search(side) for side in values[:-1]):
-        return None
-    parsed = [_side(value, is_complex) if value else None for value in values]
-    if any(found is None for found in parsed[1:-1]) or (parsed[0] is None and _CONNECTED.search(values[0])):
-        return None
-    name = parsed[0] if isinstance(parsed[0], sympy.Symbol) else None
-    if name is not None and any(side is not None and side.has(name) for side in parsed[1:-1]):
-        return None  # x = 11 x = 12
-    others = [k for k, side in enumerate(parsed[:-1]) if k and not isinstance(side, sympy.Expr)]
-    if not all(_same(values[k], values[k + 1], 1, is_complex) for k in others):
-        return None
-    last = None  # the latest constant, which all later sides must equal
-    exact = True
-    for k, (side, mark) in enumerate(zip(parsed, ["=", *marks], strict=True)):
-        constant = _constant(side)
-        exact = exact and mark == "="
-        is_name = isinstance(side, sympy.Symbol) and 0 < k < len(parsed) - 1  # 12 = x = 12
-        if last is not None and constant is None and not is_name:
-            return None
-        if last is not None and constant is not None:
-            if not (equal_values(last, constant) if exact else _close(last, constant, _ROUGHLY)):
-                return None
-            exact = True
-        last = constant if constant is not None else last
-    return answer if _RELATION.search(reference) else values[-1]
-
-
-def _same_solutions(reference: str, answer: str) -> bool:
-    """Tells whether (lists of) inequalities or sets describe the same numbers."""
-    singles = all(sum(map(len, groups(text))) == 1 for text in (reference, answer))
-    if singles and not _MEMBER.search(reference + answer):
-        return False  # compared elsewhere, as they are
-    ours, theirs = _solutions(reference), _solutions(answer)
-    if ours is None or theirs is None or (ours[0] and theirs[0] and ours[0] != theirs[0]):
-        return False
-    return bool(ours[1] == theirs[1] or ours[1].symmetric_difference(theirs[1]).is_empty)
-
-
-def _solutions(text: str) -> tuple[set[sympy.Symbol], sympy.Set] | None:
-    """Returns the variable of inequalities and the numbers that solve them; None for anything else."""
-    letters: set[sympy.Symbol] = set()
-    solutions = []
-    for group in groups(text):
-        parsed = [parse(part, False) for part in group]
-        letters |= {
-            letter for part in parsed if isinstance(part, sympy.Basic) for letter in part.free_symbols
-        }
-        sets = [_solution(part) for part in parsed]
-        if len(letters) > 1 or not all(isinstance(part, sympy.Set) for part in sets):
-            return None
-        values = any(isinstance(part, sympy.Expr) for part in parsed)
-        both = sympy.Union(*sets) if values else sympy.Intersection(*sets)
-        solutions.append(sympy.Union(*sets) if both is sympy.S.EmptySet else both)
-    return letters, sympy.Union(*solutions)
-
-
-def _solution(parsed: Any) -> Any:
-    if isinstance(parsed, sympy.Eq):
-        return parsed.rhs if isinstance(parsed.rhs, sympy.Set) else sympy.FiniteSet(parsed.rhs)
-    if isinstance(parsed, sympy.Expr) and parsed.is_number:
-        return sympy.FiniteSet(parsed)
-    try:
-        return parsed if isinstance(parsed, sympy.Set) else parsed.as_set()
+        if isinstance(read, _Region):
+            groups = [[_points(part, letters) for part in group] for group in read.groups]
+            found = [sympy.Intersection(*group) for group in groups]
+            if len(groups) == 1 and found[0] is sympy.S.EmptySet:  # x < 1, x > 3
+                found = groups[0]
+            return sympy.Union(*found)
+        if isinstance(read, str):
+            sides, signs = _chain(_MEMBER.sub("", read))
+            values = [parse(side) for side in sides]
+            if not signs:
+                item = _item(sides[0])
+                return None if isinstance(item, str) else _points(item, letters)
+            letters.update(*(value.free_symbols for value in values))
+            kinds = {"<": sympy.Lt, "<=": sympy.Le, ">": sympy.Gt, ">=": sympy.Ge, "!=": sympy.Ne}
+            relations = [kinds[sign](*pair) for sign, *pair in zip(signs, values, values[1:], strict=False)]
+            return sympy.Intersection(*(relation.as_set() for relation in relations))
+        if read.brackets == "cup":
+            return sympy.Union(*(_points(part, letters) for part in read.parts))
+        ends = [parse(part) for part in read.parts]
+        if read.brackets in ("", "{}"):
+            return sympy.FiniteSet(*ends)
+        return sympy.Interval(*ends, left_open=read.brackets[0] == "(", right_open=read.brackets[1] == ")")
     except (AttributeError, NotImplementedError, ValueError, TypeError):
         return None
 
 
-def _side(text: str, is_complex: bool) -> Any | None:
-    """Parses a side of an equation, in base units if it has a unit."""
-    value, unit, _ = quantity(text)
-    found = parse(with_percents(_in_radians(value), keep=False), is_complex)
-    known = measure(unit) if unit and isinstance(found, sympy.Expr) else None
-    return found if known is None else found * known[0]
+def _same_value(reference: str, answer: str) -> bool:
+    """Compares texts that are no lists."""
+    if _same_text(reference, answer):
+        return True
+    if (same := same_number(reference, answer)) is not None:
+        return same
+    ours, theirs = _split(reference, _EQUALS), _split(answer, _EQUALS)
+    if len(ours) > 2 or not all(ours):
+        return False
+    if len(ours) == 2:
+        if len(theirs) == 2 and _same_equation(ours, theirs):
+            return True
+        if not _NAME.fullmatch(ours[0]) or (
+            len(theirs) > 1 and theirs[0].replace(" ", "") != ours[0].replace(" ", "")
+        ):
+            return False
+    if len(theirs) > 1:
+        value = _last_side(theirs, answer)
+        return value is not None and _same_value(ours[-1], value)
+    return _same_value(ours[-1], answer) if len(ours) == 2 else same_expression(reference, answer)
 
 
-def _constant(parsed: Any | None) -> Any | None:
-    if not isinstance(parsed, sympy.Expr) or parsed.free_symbols or parsed.atoms(AppliedUndef):
+def _same_equation(ours: Sequence[str], theirs: Sequence[str]) -> bool:
+    """Tells whether one equation is a multiple of the other."""
+    sides = [parse(side) for side in (*ours, *theirs)]
+    if not all(isinstance(side, sympy.Expr) for side in sides):
+        return False
+    left, right = sides[0] - sides[1], sides[2] - sides[3]
+    return any(equal_values(left, sign * right) for sign in (1, -1))
+
+
+def _last_side(sides: Sequence[str], answer: str) -> str | None:
+    r"""Returns the value of ``x = 3 + 4 = 7``; None if two sides differ: ``x = 11 = 12`` is not 12."""
+    name, *values = sides
+    if len(sides) == 2 and "=" in answer and _VARIABLE.fullmatch(sides[1]) and not _VARIABLE.fullmatch(name):
+        return name  # 5 = x
+    if not name and not answer.startswith(r"\approx"):
         return None
-    return parsed
-
-
-def _repeats(reference: str, answer: str, parsed: Any) -> bool:
-    """Tells whether an answer is a list such as ``5, 5``, which would otherwise equal the single value 5."""
-    return (
-        isinstance(parsed, sympy.FiniteSet)
-        and len(parsed.args) == 1
-        and len(split(answer, _COMMA)) > 1
-        and len(split(reference, _COMMA)) == 1
-    )
+    if name and not _NAME.fullmatch(name):
+        values = list(sides)
+    parsed = [constant(value) for value in values]
+    known = [k for k, value in enumerate(parsed) if value is not None and not value.free_symbols]
+    first = known[0] if known else len(values) - 1
+    named = [value for value in parsed[:first] if value is None or name in map(str, value.free_symbols)]
+    if named or len(values) - first > max(len(known), 1):
+        return None  # x = 11 x = 12
+    rough = r"\approx" in answer
+    agree = [
+        bool(close(parsed[k], parsed[-1], _ROUGHLY)) if rough else _same_value(values[-1], values[k])
+        for k in known[:-1]
+    ]
+    return values[-1] if all(agree) else None

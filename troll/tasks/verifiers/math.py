@@ -31,7 +31,8 @@ from troll.common.errors import UserError
 from troll.common.processor import available_cores
 from troll.tasks.types import Problem
 from troll.tasks.verifiers.lenient import plain_value
-from troll.tasks.verifiers.notation import is_scientific, same_number
+from troll.tasks.verifiers.notation import is_scientific
+from troll.tasks.verifiers.numbers import same_number
 from troll.tasks.verifiers.worker import EndError, Worker
 
 Standard = Literal["evaluation", "reward", "lenient"]

@@ -1,268 +1,150 @@
-r"""Finds the unit at the end of an answer and tells whether two units contradict each other.
+r"""Finds the unit at the end of an answer, and tells whether two units contradict each other.
 
-Units are in upright letters, ``5\text{ cm}``, ``5\,\mathrm{m}/\mathrm{s}``, or signs, ``\$5``, ``30^\circ``.
-Italic letters are variables, except after a number where they cannot mean a product: ``5 cm``, but not
-``5t``. Values of units come from ``sympy.physics.units``.
+Only the units of a table are dropped from an answer: anything else beside a number could change it. What
+stands in text after a reference's value is a unit, whatever it is.
 """
 
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-UNIT_NAME = r"\\(?:text|mathrm|textrm|mbox|operatorname)\s*\{([^{}]*)\}(?:\s*\^\s*(?:\{\s*[+-]?\d+\s*\}|\d))?"
-UNIT_TEXT = re.compile(UNIT_NAME)
-_TRAILING = re.compile(rf"(?<=[\w)}}\].%!$])(?:\s*(?:(?:\\cdot|/)\s*)?{UNIT_NAME}\.?)+$")
-_DEGREES = re.compile(r"\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*(?:\\(?:text|mathrm)\s*\{\s*)?([CF]?)\s*\}?$")
-_DEGREE_SIGN = re.compile(r"\s*\^\s*(?:\\circ(?![a-zA-Z])|\{\s*\\circ\s*\})")
-_CURRENCY = re.compile(r"^([+-]?)\s*(\\\$|[€£¥])\s*(?=[+\-\d.\\])|\s*(\\\$|[€£¥])$")
+# Dimension: names, and factors of those that follow.
+_TABLE = """
+    length: m meter metre, 1/1000 mm millimeter millimetre, 1/100 cm centimeter centimetre 厘米, 1/10 dm,
+            1000 km kilometer kilometre 千米 公里, 127/5000 in inch inche, 381/1250 ft foot feet,
+            1143/1250 yd yard, 201168/125 mi mile, 1 米
+    time: s sec second 秒, 60 min minute 分钟, 3600 h hr hour 小时, 86400 day 天, 604800 week
+    years: year yr 年, 1/12 month, 10 decade, 100 century
+    mass: g gram gm 克, 1/1000 mg, 1000 kg kilogram 千克, 45359237/100000 lb pound, 45359237/1600000 oz ounce
+    volume: L l liter litre, 1/1000 mL ml milliliter millilitre, 473176473/125000000 gallon
+    money: dollar USD 美元, 1/100 cent
+    data: byte, 1000 KB kB, 1000000 MB, 1000000000 GB
+    energy: J joule, 1000 kJ, 1/10000000 erg
+    force: N newton, 1/100000 dyn dyne
+"""
+# Units that are converted into no other.
+_OTHERS = """
+    unit point student people person child children ticket apple coin toy page tile edge digit multiple book
+    integer card ball chocolate candy egg meal soldier monkey man men woman women way time step pair game item
+    degree radian rad celsius euro yuan rupee acre hectare ton tonne V volt A W watt K Hz kHz Pa ohm mol
+    元 个 名 人 只 度 岁 am pm
+"""
+_SIGNS = {"\\$": "dollar", "€": "euro", "£": "pound", "¥": "yuan", "¢": "cent"}
+_WRAPPED = r"\\(?:text|mathrm|textrm|mbox|operatorname)\s*\{[^{}]*\}(?:\s*\^\s*(?:\{-?\d\}|\d))?"
+_UPRIGHT = re.compile(rf"(?<=[\w)}}\].%!])(?:\s*(?:(?:\\cdot|/)\s*)?{_WRAPPED})+\.?$")
+_SIGN = re.compile(r"^([-+]?)\s*(\\\$|[€£¥])\s*(?=[-+\d.\\])|\s*(\\\$|[€£¥¢])$")
+_DEGREES = re.compile(r"\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*(?:C|\\(?:text|mathrm)\s*\{\s*C\s*\})?$")
 _BARE = re.compile(
-    r"(?:(?<=[\d})])|(?<=\\pi))(\s*)((?:(?:square|sq|cubic|cu)\s+)?([A-Za-z]+)(?:\s*\^\s*(?:\{\d\}|\d))?"
-    r"(?:\s*(?:/|per(?![a-zA-Z]))\s*[A-Za-z]+(?:\s*\^\s*(?:\{\d\}|\d))?)*)\.?$"
+    r"(?<=[\d}).])(\s*)((?:(?:square|cubic|sq) )?([^\W\d_]+)(?:\^\{?\d\}?)?(?:\s*(?:/|per )\s*[^\W\d_]+)*)$"
 )
-_NUMERIC = re.compile(
-    r"(?:[^a-zA-Z\\]|\\(?:[dtc]?frac|sqrt|pi|cdot|times|left|right)(?![a-zA-Z])|\\[^a-zA-Z])+"
-)
-# Words that change a number or add another one.
+_NUMERIC = re.compile(r"(?:[^a-zA-Z\\]|\\(?:frac|sqrt|pi|cdot|times)(?![a-zA-Z])|\\[^a-zA-Z])+")
+# Italic letters that are a unit after a number, without or only with a space, as are those of three and more.
+_CLOSE = ("cm", "mm", "km", "kg")
+_SPACED = ("ft", "yd", "lb", "oz", "hr", "mL", "Hz", "min", "sec", "mph", "USD")
 _CHANGES = re.compile(
-    r"(?<![a-zA-Z])(?:or|and|not|to|from|between|less|fewer|more|greater|below|above|under|over|squared|cubed|"
-    r"factorial|half|halves|thirds?|quarters?|twice|double|triple|inverse|reciprocal|root|negative|dozens?|"
-    r"hundreds?|thousands?|millions?|billions?|trillions?|percent|times|plus|minus|base|one|two|three|four|five|"
-    r"six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty)(?![a-zA-Z])|[\d%^_=]"
+    r"(?i)\b(?:or|and|to|less|more|below|above|squared|cubed|half|dozens?|hundreds?|percent)\b|\d%"
 )
-_EXPONENT = re.compile(r"(?<=[a-zA-Z])\^-?\d")
-_CONNECTIVE = re.compile(r"\s*,?\s*(?:and|or)\s*")
-_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
-
-_DOLLAR = re.compile(
-    r"\\(?:text|mathrm|mbox)\s*\{\s*(?:US\s*)?\\\$\s*\}|\\(?:text|math)?dollar(?![a-zA-Z])|(?:US\s*)\\\$"
-    r"|(?:\\(?:text|mathrm)\s*\{\s*)?(?<![a-zA-Z])USD(?![a-zA-Z])\s*\}?"
-)
-_DEGREE = re.compile(r"\\text\s*\{\s*\^\\circ\s*([CF]?)\s*\}|\\degree(?![a-zA-Z])")
-_LARGE = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12, "万": 4, "亿": 8}
-_LARGE_WORD = re.compile(
-    r"(?<=[\d}])\s*(?:\\(?:text|mathrm|mbox)\s*\{\s*(thousand|million|billion|trillion)(?![a-zA-Z])([^{}]*)\}"
-    r"|(thousand|million|billion|trillion)(?![a-zA-Z]))"
-)
-_CHINESE_LIST = """
-    毫米 mm 厘米 cm 分米 dm 千米 km 公里 km 米 m 毫克 mg 克 g 千克 kg 公斤 kg 吨 tonne 毫升 mL 升 L 秒 s
-    分钟 minutes 小时 hours 天 days 日 days 周 weeks 月 months 年 years 元 yuan 美元 dollars 欧元 euros
-    度 degrees 弧度 radians 分 points
-"""
-_CHINESE_UNITS = {
-    **dict(zip(_CHINESE_LIST.split()[::2], _CHINESE_LIST.split()[1::2], strict=True)),
-    **dict.fromkeys("个個人只隻种種次名位件条條张張页頁棵组組本块塊岁歲", "items"),
-}
-_CHINESE_NAMES = "|".join(sorted(_CHINESE_UNITS, key=len, reverse=True))
-_CHINESE = re.compile(
-    rf"(?<=[\d}}\s])(?P<text>\\(?:text|mathrm|mbox)\s*\{{\s*)?(?P<large>[万亿]?)\s*(?P<power>平方|立方)?"
-    rf"(?P<name>{_CHINESE_NAMES})?(?:(?:/|每)(?P<below>{_CHINESE_NAMES}))?(?<=[^\x00-\x7f])\s*(?(text)\}})$"
-)
-# Italic letters that are a unit after a number; those of `_SPACED` only if there is a space between.
-_ABBREVIATIONS = frozenset(("cm", "mm", "km", "kg"))
-_SPACED = frozenset(
-    ("ft", "yd", "lb", "lbs", "oz", "mph", "kmph", "min", "sec", "hr", "hrs", "mL", "Hz", "kHz")
-)
-_WORD_LIST = """
-    meter metre centimeter centimetre millimeter millimetre kilometer kilometre inch inche feet foot yard
-    mile gram kilogram pound ounce ton tonne liter litre milliliter millilitre gallon second minute hour day
-    week month year dollar cent euro yuan rupee degree radian newton joule watt volt ampere ohm kelvin hertz
-    unit acre hectare student people person children ticket apple coin toy digit point mark page tile edge
-    multiple integer meal soldier monkey women men way
-"""
-_WORDS = frozenset(_WORD_LIST.split())
-# Name, factor, unit. All other units are sympy's, with or without a plural's s.
-_OWN_LIST = """
-    sec 1 second, min 1 minute, hr 1 hour, hrs 1 hour, week 7 day,
-    yr 12 month, year 12 month, decade 120 month, century 1200 month,
-    metre 1 meter, millimetre 1 mm, centimetre 1 cm, kilometre 1 km,
-    inche 1 inch, in 1 inch, yd 1 yard, mi 1 mile, litre 1 liter, millilitre 1 mL, milliliter 1 mL,
-    gallon 231 inch^3, gal 231 inch^3, acre 4840 yard^2, ha 1 hectare, lb 1 pound, lbs 1 pound,
-    oz 1/16 pound, ounce 1/16 pound, gm 1 gram, mph 1 mile/hour, kmph 1 km/hour, kph 1 km/hour, kmh 1 km/hour,
-    erg 1/10000000 joule, dyne 1/100000 newton, dyn 1 dyne, kHz 1000 Hz, MHz 1000000 Hz,
-    kJ 1000 joule, kW 1000 watt, kN 1000 N,
-    cent 1/100 dollar, KB 1000 byte, MB 1000000 byte, GB 1000000000 byte
-"""
-_OWN: Mapping[str, tuple[Fraction, str]] = {
-    name: (Fraction(count), unit) for name, count, unit in map(str.split, _OWN_LIST.split(","))
-}
-_OTHER_LIST = """
-    dollar euro yuan rupee yen month unit ton am pm celsius fahrenheit east west north south left right
-    clockwise counterclockwise profit gain loss increase decrease
-"""
-_OTHERS = frozenset(_OTHER_LIST.split())
-_TOKEN = re.compile(r"\\\$|[A-Za-z€£¥]+|/|\^\s*\{?\s*([+-]?\d+)\s*\}?")
-_SIGNS = {"\\$": "dollar", "€": "euro", "£": "pound", "¥": "yuan"}
-_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
-
-
-def in_latex(text: str) -> str:
-    """Rewrites a Chinese unit at the end of an answer as LaTeX."""
-    return _CHINESE.sub(_in_english, text)
-
-
-def with_signs(text: str) -> str:
-    r"""Rewrites dollars as ``\$`` and degrees as ``^\circ``, whatever their notation."""
-    return _DEGREE.sub(r"^\\circ \1", _DOLLAR.sub(r"\\$", text))
-
-
-def with_powers(text: str) -> str:
-    """Rewrites words such as "million" as powers of ten."""
-    return _LARGE_WORD.sub(_with_power, text)
+_PART = re.compile(r"(/|[^\W\d_]+|\\\$|\S)(?:\^(-?\d))?")
+_SPELLED = {"mph": "mile/hour", "kmph": "km/hour", "a.m.": "am", "p.m.": "pm"}
+_SPELLED |= dict.fromkeys(("degrees", "deg", "degrees Celsius", "度"), "degree")
+_POWERS = {"square": 2, "sq": 2, "平方": 2, "cubic": 3, "cu": 3}
 
 
 class Quantity(NamedTuple):
-    r"""An answer and its unit."""
+    """An answer without its unit, and the unit as it is written."""
 
-    value: str  # the answer without its unit
-    unit: str  # as it is written, but "degree" for ``30^\circ``; empty if there is none
-    bare: bool = False  # whether the unit is in italics and might be a product of variables
+    value: str
+    unit: str
+
+
+@functools.cache
+def _table() -> dict[str, tuple[Fraction, str]]:
+    found = {name: (Fraction(1), name) for name in _OTHERS.split()}
+    for line in re.sub(r",\s+", ", ", _TABLE).strip().splitlines():
+        dimension, _, groups = line.partition(":")
+        for group in groups.split(","):
+            first, *names = group.split()
+            scale = Fraction(first) if first[0].isdigit() else Fraction(1)
+            found |= dict.fromkeys(
+                [*names, *(() if first[0].isdigit() else (first,))], (scale, dimension.strip())
+            )
+    return found
 
 
 @functools.lru_cache(maxsize=8192)
-def quantity(text: str, like: str = "") -> Quantity:
-    """Splits a respelled answer into its value and its unit.
+def quantity(text: str, *, trusted: bool = False, like: str = "") -> Quantity:
+    """Splits a plain answer into its value and its unit.
 
-    ``like`` is the unit of the other answer: italic letters of the same kind, as in ``5 m``, are then a unit.
+    Args:
+        text: the answer.
+        trusted: it is a reference, whose unit may be any text.
+        like: the unit of the other answer: italic letters of the same kind, as in ``5 m``, are then a unit.
     """
-    if sign := _CURRENCY.search(text):
+    if sign := _SIGN.search(text):
         rest = text[: sign.start()] + (sign[1] or "") + text[sign.end() :]
         return Quantity(rest.strip(), sign[2] or sign[3])
-    if (degrees := _DEGREES.search(text)) and degrees.start() and not _FUNCTION.search(text):
-        unit = {"C": "celsius", "F": "fahrenheit"}.get(degrees[1], "degree")
-        return Quantity(_DEGREE_SIGN.sub("", text[: degrees.start()]), unit)
-    if upright := _TRAILING.search(text):
-        names = [name.strip(" ~.") for name in UNIT_TEXT.findall(upright[0])]
-        if any(changes(name) or name in ("i", "e", "j", "x") for name in names):
-            return Quantity(text, "")
-        return Quantity(text[: upright.start()], _spelled(upright[0]))
-    italic = _BARE.search(text)
-    if (
-        italic
-        and _NUMERIC.fullmatch(text[: italic.start()])
-        and (_is_unit(italic) or _is_like(italic[2], like))
-    ):
-        return Quantity(text[: italic.start()], _spelled(italic[2]), bare=True)
+    if degrees := _DEGREES.search(text):
+        return Quantity(text[: degrees.start()], "degree")
+    if upright := _UPRIGHT.search(text):
+        unit = re.sub(r"\\[a-z]+\s*(?=\{)|\\cdot|[{}~]", " ", upright[0])
+        unit = _spelled(unit)
+        if unit == like or measure(unit) or (trusted and _CHANGES.search(unit) is None):
+            return Quantity(text[: upright.start()], unit)
+        return Quantity(text, "")
+    bare = _BARE.search(text)
+    if bare and _NUMERIC.fullmatch(text[: bare.start()]) and (found := measure(bare[2])):
+        name, kind = bare[3], measure(like)
+        if (
+            name in _CLOSE
+            or (bare[1] and (name in _SPACED or len(name) > 2))
+            or not name.isascii()
+            or (kind and kind[1] == found[1])
+        ):
+            return Quantity(text[: bare.start()], _spelled(bare[2]))
     return Quantity(text, "")
 
 
-def changes(text: str) -> bool:
-    """Tells whether words change the number before them."""
-    return _CHANGES.search(_EXPONENT.sub("", text)) is not None and _CONNECTIVE.fullmatch(text) is None
+def factor(unit: str, into: str) -> Fraction | None:
+    """Returns the factor that converts a value from one unit into another; None if they contradict.
 
-
-def conversion(unit: str, into: str) -> Any | None:
-    """Returns the factor, a sympy number, that converts a value from one unit into another.
-
-    It is 1 if a unit is missing or unknown, and None if the units contradict each other.
+    It is 1 if one of them is missing.
     """
     if not unit or not into or unit == into:
-        return 1
+        return Fraction(1)
     ours, theirs = measure(unit), measure(into)
     if ours is None or theirs is None:
-        return 1
-    (factor, powers), (other, others) = ours, theirs
-    generic = {"unit"} & {*powers, *others}
-    if {*powers, *others} in ({"celsius"}, {"fahrenheit"}) and "degree" in (unit, into):
-        return 1
-    if generic and len(powers) == len(others) == 1:
-        return 1 if set(powers.values()) == set(others.values()) else None
-    return factor / other if powers == others else None
+        return None
+    if "unit" in (*ours[1], *theirs[1]):  # square units are square centimetres
+        return Fraction(1) if sorted(ours[1].values()) == sorted(theirs[1].values()) else None
+    return ours[0] / theirs[0] if ours[1] == theirs[1] else None
 
 
 @functools.lru_cache(maxsize=1024)
-def measure(unit: str) -> tuple[Any, Mapping[str, int]] | None:
-    """Returns a unit's factor and the powers of its dimensions; None if a name in it is unknown."""
-    factor: Any = 1
-    powers: Counter[str] = Counter()
-    for name, power in _parts(unit):
-        named = _named(name)
-        if named is None:
-            return None
-        factor *= named[0] ** power
-        for dimension, exponent in named[1].items():
-            powers[dimension] += exponent * power
-    return factor, {dimension: power for dimension, power in powers.items() if power}
-
-
-def _parts(unit: str) -> Iterator[tuple[str, int]]:
-    """Yields names and their powers: for "km/h", km with power 1 and h with power -1."""
-    below, prefix = 1, 1
-    parts: list[tuple[str, int]] = []
-    for token in _TOKEN.finditer(unit.replace("p.m", "pm").replace("a.m", "am")):
-        text = token[0]
-        if text in ("/", "per"):
+def measure(unit: str) -> tuple[Fraction, Counter[str]] | None:
+    """Returns a unit's factor and the powers of its dimensions; None if it has no or an unknown name."""
+    scale, powers = Fraction(1), Counter[str]()
+    below = ahead = 1
+    for part, power in _PART.findall(unit):
+        if part in ("/", "per"):
             below = -1
-        elif text[0] == "^":
-            if parts:
-                parts[-1] = parts[-1][0], parts[-1][1] * int(token[1])
-        elif text in _POWERS:
-            prefix = _POWERS[text]
-        else:
-            parts.append((text, below * prefix))
-            prefix = 1
-    if any(name.lower() in ("celsius", "fahrenheit") for name, _ in parts):
-        parts = [item for item in parts if _singular(item[0]) != "degree"]
-    yield from parts
+            continue
+        if part in _POWERS:
+            ahead = _POWERS[part]
+            continue
+        name = _SIGNS.get(part, part)
+        spellings = (name, name.lower(), name.lower().removesuffix("s"))
+        known = next((_table()[spelled] for spelled in spellings if spelled in _table()), None)
+        if known is None:
+            return None
+        exponent = below * ahead * int(power or 1)
+        ahead = 1
+        scale *= known[0] ** exponent
+        powers[known[1]] += exponent
+    return (scale, powers) if powers else None
 
 
-def _named(name: str) -> tuple[Any, Mapping[str, int]] | None:
-    import sympy
-    from sympy.physics import units
-    from sympy.physics.units.quantities import PhysicalConstant
-    from sympy.physics.units.systems.si import dimsys_SI
-
-    name = _SIGNS.get(name, name)
-    for spelled in (name, name.lower(), _singular(name)):
-        if spelled in _OWN:
-            count, unit = _OWN[spelled]
-            known = measure(unit)
-            return known and (sympy.Rational(count) * known[0], known[1])
-        if spelled in _OTHERS:
-            return sympy.Integer(1), {spelled: 1}
-        found = getattr(units, spelled, None)
-        if isinstance(found, units.Quantity) and not isinstance(found, PhysicalConstant):
-            powers = dimsys_SI.get_dimensional_dependencies(found.dimension)
-            return found.scale_factor, {str(key.name): int(power) for key, power in powers.items()}
-    return None
-
-
-def _singular(name: str) -> str:
-    name = name.lower()
-    return name[:-1] if len(name) > 3 and name.endswith("s") else name
-
-
-def _spelled(text: str) -> str:
-    r"""Returns a unit without typesetting: "km / h" for ``\mathrm{~km} / \mathrm{h}``."""
-    text = re.sub(r"\\(?:text|mathrm|textrm|mbox|operatorname)\s*|\\cdot|[~{}]", " ", text)
-    text = " ".join(text.split()).strip(". ")
-    return "degree" if text in ("degrees", "deg", "deg.") else text
-
-
-def _is_unit(match: re.Match[str]) -> bool:
-    name = match[3]
-    return name in _ABBREVIATIONS or (
-        bool(match[1]) and (name in _SPACED or (len(name) > 2 and _singular(name) in _WORDS))
-    )
-
-
-def _is_like(unit: str, like: str) -> bool:
-    """Tells whether italic letters are a unit of the same kind as the unit ``like``."""
-    ours, theirs = (measure(unit), measure(like)) if like else (None, None)
-    return ours is not None and theirs is not None and ours[1] == theirs[1]
-
-
-def _in_english(unit: re.Match[str]) -> str:
-    large, name, below = unit["large"], unit["name"], unit["below"]
-    power = rf"\times 10^{{{_LARGE[large]}}}" if large else ""
-    name = {"平方": "square ", "立方": "cubic "}.get(unit["power"], "") + _CHINESE_UNITS.get(name, "")
-    per = f" per {_CHINESE_UNITS[below]}" if below else ""
-    return power + (rf"\text{{ {name}{per}}}" if name else "")
-
-
-def _with_power(word: re.Match[str]) -> str:
-    """Rewrites "million" as a power of ten, and keeps the rest of the text."""
-    rest = rf"\text{{{word[2]}}}" if word[2] and word[2].strip(" .") else ""
-    return rf"\times 10^{{{_LARGE[word[1] or word[3]]}}}{rest}"
+def _spelled(unit: str) -> str:
+    unit = " ".join(re.sub(r"\s*\^\s*", "^", unit).split())
+    return _SPELLED.get(unit, _SPELLED.get(unit.strip("."), unit.strip(".")))
