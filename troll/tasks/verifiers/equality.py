@@ -26,7 +26,7 @@ _TEXT = (
 _OR = re.compile(rf"[\s,;]*(?:{_TEXT % ('or', 'or')}|\\(?:lor|vee)(?![a-zA-Z])|;)[\s,;]*")
 _AND = re.compile(rf"\s*(?:,?\s*(?:{_TEXT % ('and', 'and')}|\\(?:land|wedge)(?![a-zA-Z]))\s*,?|,)\s*")
 _CUP = re.compile(r"\\cup(?![a-zA-Z])")
-_EQUALS = re.compile(r"=|\\approx(?![a-zA-Z])")
+_EQUALS = re.compile(r"=|\\(?:approx|equiv)(?![a-zA-Z])")
 _RELATION = re.compile(r"<=|>=|[<>]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt|neq?)(?![a-zA-Z])")
 _SPELLED = {r"\l": "<", r"\g": ">", r"\n": "!"}
 _MEMBER = re.compile(r"^\s*[a-zA-Z]\s*\\in(?![a-zA-Z])")

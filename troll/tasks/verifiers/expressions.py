@@ -50,8 +50,10 @@ _IN_RADIANS = r"(\\frac{\\pi}{180} \\cdot \1)"
 
 def same_expression(reference: str, answer: str) -> bool:
     """Tells whether two plain texts, which are neither equations nor lists, have the same value."""
-    if "_" in reference and (base := _BASE.fullmatch(reference)):
+    if base := _BASE.fullmatch(reference):
         return answer.replace(" ", "") == base[1]
+    if (base := _BASE.fullmatch(answer)) and base[2] == "10":
+        answer = base[1]
     if _FUNCTION.search(reference + answer):
         reference, answer = (_ANGLE.sub(_IN_RADIANS, text) for text in (reference, answer))
     ours = quantity(reference, trusted=True)
