@@ -403,6 +403,7 @@ e^{-1} ✓ \frac{1}{\mathrm e} ✓ \frac{1}{\text{e}} ✓ 1/\mathrm{e}
 \text{even} ✗ \text{odd}
 10 ✓ \sum_{k=1}^{4} k = 10
 M_1 ✗ m_1
+A_1 ✗ A ✗ A_2 ✗ a_1
 e^2 ✓ \mathrm{e}^2
 e ✓ \mathrm e
 i ✓ \mathrm i

@@ -39,7 +39,7 @@ _SPLIT = re.compile(
     r"(?<![a-z]\^)[\d.] +[\d.]|(?:^|[^\w^{}])\d+\s*\{|^\{[^{}]*\}\s*\{|(?:(?<!matrix)\}|\))\s*\d"
     r"|(?<![a-zA-Z}_\d])\d+\s*_|\^(?:\{[^{}]*\}|\w)\s*\^|[\^_/*]\s*$|!!|\+\s*-|-\s*-"
 )
-_BASE = re.compile(r"(-?[\dA-F]+)_\{(\d+)\}")
+_BASE = re.compile(r"(-?(?=[A-F]*\d)[\dA-F]+)_\{(\d+)\}")
 _FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _DEGREE = re.compile(r"(?<=[\w)}])\s*\^\\circ\s*(?=$|[-+)},])")
 _ANGLE = re.compile(
