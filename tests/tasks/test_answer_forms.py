@@ -104,7 +104,7 @@ def test_the_lenient_reward_differs_from_the_released_one_as_the_table_says(ever
     with TABLE.open(newline="") as file:
         whole = list(csv.DictReader(file))
     assert len(whole) == len({(row["reference"], row["answer"]) for row in whole}) == 200
-    rows = whole if every else [row for row in whole if row["reference"] == "24"]
+    rows = whole if every else [row for row in whole if row["reference"] == "24"][::3]
     answers, texts = [row["reference"] for row in rows], [f"\\boxed{{{row['answer']}}}" for row in rows]
     for column, standard in (("lenient", "lenient"), ("strict", "reward")):
         found = judge_math(answers, texts, standard=standard)

@@ -61,6 +61,7 @@ def test_with_data_all_of_it_is_planned(checkout):
     }
 
 
+@pytest.mark.nightly  # by day its jobs are planned, and graders tried on the same data elsewhere
 @pytest.mark.timeout(1000)
 def test_oracle_and_base_models_are_graded_on_real_benchmarks(checkout, real_data):
     snakemake(checkout, "--", TABLE, mirror=real_data)
