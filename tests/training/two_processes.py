@@ -40,6 +40,7 @@ ALIKE = {
     "clip": {"trust_region": "clip", "estimator": "grpo"},
     "troll": {"trust_region": "troll", "estimator": "grpo", "trust_region_settings": {"kl_bound": 1e-4}},
     "budget": {"trust_region": "troll", "estimator": "grpo", "micro_batch_tokens": 60},
+    "shared prompts": {"trust_region": "troll", "estimator": "grpo", "share_prompts": True},
     "whole step": {
         "trust_region": "m2po",
         "trust_region_settings": {"threshold": 1e-6},
