@@ -30,8 +30,11 @@ def scoring_processes_go_on():
         end = worker.close
         ends.append(end)
 
-        def close():
-            return end() if worker._process.poll() is not None else waiting[task_file, cpu_s].append(worker)
+        def close():  # each takes hundreds of MB
+            if worker._process.poll() is None and sum(map(len, waiting.values())) < 3:
+                waiting[task_file, cpu_s].append(worker)
+            else:
+                end()
 
         worker.close = close
         return worker
