@@ -87,7 +87,7 @@ def test_time_grows_with_rollout_batches_and_nothing_else_is_guessed(data, tmp_p
     data["training"]["max_response_tokens"] = 48
     assert time_of(parse_experiment(data, "x"), clip, tmp_path) is None
     data["training"]["max_response_tokens"] = 24
-    data["models"]["tiny"]["width"] = 64
+    data["models"]["tiny"]["width"] = 128
     assert time_of(parse_experiment(data, "x"), clip, tmp_path) is None
 
 
