@@ -201,16 +201,21 @@ def test_a_response_calls_a_tool_and_only_what_was_sampled_is_trained_on(
             assert "<tool_call>" in sampled and length == int(mask.sum()) < int(kept.sum())
 
 
+def check_resume(policy, tmp_path, train):
+    """A run that the scripted policy interrupts ends with the numbers and weights of an uninterrupted one."""
+    whole = train(tmp_path / "whole")
+    policy.interrupt_at = 1
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "cut")
+    policy.interrupt_at = None
+    assert train(tmp_path / "cut") == whole
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+
+
 def test_a_run_with_tools_resumes_exactly(configure, run_data, with_tools, tmp_path):
     base, tools = with_tools
     options = {"tools": tools, "max_response_tokens": 400, "checkpoint_every": 1, "validate_every": 0}
-    whole = trained(configure, base, run_data, tmp_path / "whole", **options)
-    Scripted.interrupt_at = 1
-    with pytest.raises(KeyboardInterrupt):
-        trained(configure, base, run_data, tmp_path / "cut", **options)
-    Scripted.interrupt_at = None
-    assert trained(configure, base, run_data, tmp_path / "cut", **options) == whole
-    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+    check_resume(Scripted, tmp_path, lambda out: trained(configure, base, run_data, out, **options))
 
 
 def test_each_response_has_an_environment_of_its_own_which_gives_the_reward(
@@ -246,13 +251,7 @@ def test_an_environment_without_a_reward_leaves_it_to_the_verifier(
 def test_a_run_with_an_environment_resumes_exactly(configure, run_data, chat_base, own_file, tmp_path):
     base, name = chat_base(Presses), f"{own_file('my_environment.py')}:Calculator"
     options = {"environment": name, "max_response_tokens": 1200, "checkpoint_every": 1, "validate_every": 0}
-    whole = trained(configure, base, run_data, tmp_path / "whole", **options)
-    Presses.interrupt_at = 1
-    with pytest.raises(KeyboardInterrupt):
-        trained(configure, base, run_data, tmp_path / "cut", **options)
-    Presses.interrupt_at = None
-    assert trained(configure, base, run_data, tmp_path / "cut", **options) == whole
-    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+    check_resume(Presses, tmp_path, lambda out: trained(configure, base, run_data, out, **options))
 
 
 METHODS = "def reset(self, problem):\n        pass\n    def go(self):\n        'Goes.'\n"

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 
 import pytest
 import torch
@@ -52,14 +51,12 @@ def models(tiny_base, tmp_path_factory):
 
 
 @pytest.fixture
-def checkout(repository, tmp_path):
-    for name in ("workflow", "envs", "tests/workflow"):
-        shutil.copytree(repository / name, tmp_path / name)
-    shutil.copy(repository / "Snakefile", tmp_path)
+def checkout(repository, checkout):
+    """With the files of docs/adding.md."""
     page = (repository / "docs/adding.md").read_text()
     for name, source in re.findall(r"```python\n# file: (my_\w+\.py)\n(.*?)```", page, re.DOTALL):
-        (tmp_path / name).write_text(source)
-    return tmp_path
+        (checkout / name).write_text(source)
+    return checkout
 
 
 def lines(path):

@@ -34,14 +34,6 @@ def models(tiny_base, tmp_path_factory):
     return mirror
 
 
-@pytest.fixture
-def checkout(repository, tmp_path):
-    for name in ("workflow", "envs", "tests/workflow"):
-        shutil.copytree(repository / name, tmp_path / name)
-    shutil.copy(repository / "Snakefile", tmp_path)
-    return tmp_path
-
-
 def snakemake(directory, *arguments, **environment):
     environment = {**os.environ, **named_server(), "HF_HUB_OFFLINE": "1", **environment}
     return forked_snakemake("--cores", "2", *arguments, cwd=directory, timeout=1200, env=environment)

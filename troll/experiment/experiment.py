@@ -17,7 +17,7 @@ from troll.common.errors import UserError, nearest
 from troll.common.seeding import derive_seed
 from troll.common.settings import StrictModel
 from troll.experiment.base_seeds import with_base_models_apart
-from troll.experiment.measurement_settings import CostBenchmark, PublicData
+from troll.experiment.measurement_settings import CostBenchmark, Evaluation, PublicData
 from troll.experiment.model_settings import HubModel, ModelSettings, WheelModel
 from troll.experiment.recipes import recipe_of
 from troll.experiment.run_config import (
@@ -33,7 +33,6 @@ from troll.experiment.run_config import (
     WheelModelOfRun,
 )
 from troll.experiment.settings import (
-    Evaluation,
     Rule,
     TaskSettings,
     ThinkingOfRun,

@@ -1,10 +1,10 @@
 """Settings of what an experiment measures besides its runs: public data sets, and the cost of updates."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from troll.algorithms.ranges import Count
+from troll.algorithms.ranges import Count, NotNegative
 from troll.common.settings import StrictModel
 from troll.experiment.settings import Size
 
@@ -46,3 +46,23 @@ class CostBenchmark(StrictModel):
     step: StepBenchmark | None = Field(
         None, description="also time whole optimiser steps; none: only the update"
     )
+
+
+class Evaluation(StrictModel):
+    """How checkpoints are sampled and graded on the test split."""
+
+    samples: Count = Field(8, description="samples for each problem")
+    temperature: NotNegative = Field(1.0, description="sampling temperature; 0 is greedy")
+    batch_size: Count = Field(256, description="responses sampled at a time")
+    engine: Literal["transformers", "vllm"] = Field(
+        "transformers", description="engine that samples; vllm is for pretrained models only"
+    )
+    engine_options: dict[str, Any] = Field(
+        {}, description="arguments of `vllm.LLM`, such as gpu_memory_utilization or tensor_parallel_size"
+    )
+
+    @model_validator(mode="after")
+    def _options_have_an_engine(self) -> "Evaluation":
+        if self.engine_options and self.engine != "vllm":
+            raise ValueError(f"engine_options are for the engine vllm; {self.engine} has none")
+        return self

@@ -6,8 +6,9 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from troll.algorithms.ranges import Count, NonNegativeInt
 from troll.common.settings import StrictModel
+from troll.experiment.measurement_settings import Evaluation
 from troll.experiment.model_settings import Adapter, FromScratch, HubModel, SupervisedSteps, WheelModel
-from troll.experiment.settings import Evaluation, Size, Suite, ThinkingOfRun, Training
+from troll.experiment.settings import Size, Suite, ThinkingOfRun, Training
 from troll.tasks.prompts import Thinking
 
 

@@ -1,8 +1,10 @@
 """`TrustRegionConfig`: TRL's `GRPOConfig` plus the options of trust regions."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
+from troll.common.errors import UserError
 from troll.experiment.settings import Aggregation, Anchor, PolicyUpdate
 from troll.training.method import Method, resolve
 from troll.training.trl_parts import GRPOConfig
@@ -99,3 +101,16 @@ class TrustRegionConfig(GRPOConfig):
     def resolve(self) -> Method:
         """Resolves the current options to a complete `Method`."""
         return resolve(self)
+
+
+def checked_arguments(args: Any, model: Any) -> TrustRegionConfig:
+    """Validates the trainer's ``args``; the default configuration if they are None, as in TRL."""
+    if args is None:
+        name = model if isinstance(model, str) else model.config.name_or_path
+        return TrustRegionConfig(f"{Path(name).name}-TrustRegion")
+    if not isinstance(args, TrustRegionConfig):
+        raise UserError(
+            f"args is a {type(args).__name__}; TrustRegionTrainer needs a troll.TrustRegionConfig, which "
+            "takes the same options plus those of the trust region"
+        )
+    return args

@@ -1,5 +1,6 @@
 """`Method`: the options of a `TrustRegionConfig`, TRL's loss options included, resolved and validated."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,6 +46,14 @@ class Method(PolicyUpdate):
         return (
             self.estimator is not None or self.rule.needs_group_rewards or self.dynamic_sampling is not None
         )
+
+    def with_reference(self, args: Any) -> Any:
+        """Sets a nonzero ``beta`` for a regulariser, so TRL loads and scores with the reference."""
+        if self.regulariser is None:
+            return args
+        args = copy.copy(args)
+        args.beta = self.regulariser.coefficient
+        return args
 
     @model_validator(mode="after")
     def _check_blocks(self) -> "Method":

@@ -17,11 +17,9 @@ Deliberate deviations from TRL 1.16:
   run reproduces an uninterrupted one.
 """
 
-import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,12 +28,11 @@ from torch import Tensor
 
 from troll.algorithms.advantages import Estimator
 from troll.algorithms.trust_regions import ConstraintCheck, TrustRegion
-from troll.common.errors import UserError
 from troll.common.models import text_config
 from troll.common.seeding import derive_seed
 from troll.training.agreement import Agreement
 from troll.training.batches import loss_mask, parts_within
-from troll.training.config import TrustRegionConfig
+from troll.training.config import TrustRegionConfig, checked_arguments
 from troll.training.critic import Critic
 from troll.training.diagnostics import Diagnostics
 from troll.training.dynamic_sampling import DynamicSampler
@@ -43,7 +40,7 @@ from troll.training.entropy_bonus import EntropyBonus
 from troll.training.head import add_position_ids, add_sparse_lm_head
 from troll.training.learning_signal import LearningSignal
 from troll.training.live_options import LiveOptions
-from troll.training.method import Method, check_rollouts
+from troll.training.method import check_rollouts
 from troll.training.policies import LOG_PROBS, NewPolicy, OldPolicy, without_old_policy
 from troll.training.policy_lag import PolicyLag
 from troll.training.policy_loss import PolicyLoss
@@ -92,9 +89,9 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
         pretraining_rows: Sequence[Mapping[str, Sequence[int]]] | None = None,
         **kwargs: Any,
     ) -> None:
-        args = _configuration(args, model)
+        args = checked_arguments(args, model)
         self.method = args.resolve()  # again, because attributes of args may have been changed since
-        args = _with_reference(args, self.method)
+        args = self.method.with_reference(args)
         self.entropy_bonus = EntropyBonus(args)
         kwargs = as_text_model(model, args, _by_name(more, kwargs))
         super().__init__(model, reward_funcs, args, **kwargs)
@@ -385,29 +382,7 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
             self._metrics["train"]["update_skipped"].append(float(self.trust_region.stopped))
 
 
-def _configuration(args: Any, model: Any) -> TrustRegionConfig:
-    """Validates the trainer's ``args``; the default configuration if they are None, as in TRL."""
-    if args is None:
-        name = model if isinstance(model, str) else model.config.name_or_path
-        return TrustRegionConfig(f"{Path(name).name}-TrustRegion")
-    if not isinstance(args, TrustRegionConfig):
-        raise UserError(
-            f"args is a {type(args).__name__}; TrustRegionTrainer needs a troll.TrustRegionConfig, which "
-            "takes the same options plus those of the trust region"
-        )
-    return args
-
-
 def _by_name(positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of TRL's trainer after ``args`` by their names."""
     bound = inspect.signature(GRPOTrainer).bind_partial(None, None, None, *positional, **named)
     return dict(list(bound.arguments.items())[3:])
-
-
-def _with_reference(args: TrustRegionConfig, method: Method) -> TrustRegionConfig:
-    """With a regulariser, sets a nonzero ``beta``: TRL then loads the reference model and scores with it."""
-    if method.regulariser is None:
-        return args
-    args = copy.copy(args)
-    args.beta = method.regulariser.coefficient
-    return args
