@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from refusals import refused
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -15,7 +16,6 @@ from transformers import (
 )
 
 from troll.common.digests import facts_of
-from troll.common.errors import UserError
 from troll.common.models import check_checkpoint, context_of, load_model, parameters_of
 from troll.evaluation.engines.transformers import load_engine
 from troll.operations.hub_context import _context_in
@@ -40,16 +40,15 @@ def flip(path):
 def test_a_flipped_byte_is_noticed_before_anything_is_sampled(saved, name):
     check_checkpoint(saved)
     flip(saved / name)
-    with pytest.raises(UserError, match=rf"manifest\.json \(the contents of {name} have"):
+    with refused(saved.parent / "manifest.json", name):
         load_engine("transformers", saved, max_new_tokens=2, temperature=1.0)
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"checkpoint": {"a": 3}}', '{"checkpoint": {"a": {}}}'])
 def test_a_broken_manifest_is_one_line(saved, text):
     (saved.parent / "manifest.json").write_text(text)
-    with pytest.raises(UserError, match=r"manifest\.json: not (a manifest|JSON)") as caught:
+    with refused(saved.parent / "manifest.json"):
         check_checkpoint(saved)
-    assert "\n" not in str(caught.value)
 
 
 def test_without_a_manifest_or_with_an_older_one_there_is_nothing_to_compare(saved, tiny_base):
@@ -66,26 +65,22 @@ def _without_a_tensor(path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "facts"),
     [
-        (lambda path: path.write_bytes(b""), "cannot be loaded as a model"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-5000]), "cannot be loaded as a model"),
-        (lambda path: path.write_bytes(b"garbage" * 100), "cannot be loaded as a model"),
-        (lambda path: path.unlink(), "cannot be loaded as a model"),
-        (lambda path: path.with_name("config.json").write_text("["), "cannot be loaded as a model"),
-        (
-            lambda path: path.with_name("config.json").write_text("[" * 10**5),
-            "cannot be loaded as a model",
-        ),
-        (_without_a_tensor, "has no weights for .*q_proj.*, which would be random"),
+        (lambda path: path.write_bytes(b""), ()),
+        (lambda path: path.write_bytes(path.read_bytes()[:-5000]), ()),
+        (lambda path: path.write_bytes(b"garbage" * 100), ()),
+        (lambda path: path.unlink(), ()),
+        (lambda path: path.with_name("config.json").write_text("["), ()),
+        (lambda path: path.with_name("config.json").write_text("[" * 10**5), ()),
+        (_without_a_tensor, ("model.layers.0.self_attn.q_proj.weight",)),
     ],
 )
-def test_broken_weights_are_one_line(tiny_base, tmp_path, damage, said):
+def test_broken_weights_are_one_line(tiny_base, tmp_path, damage, facts):
     shutil.copytree(tiny_base, tmp_path / "model")
     damage(tmp_path / "model" / "model.safetensors")
-    with pytest.raises(UserError, match=said) as caught:
+    with refused(tmp_path / "model", *facts):
         load_model(tmp_path / "model", dtype="auto")
-    assert "\n" not in str(caught.value)
 
 
 def tiny_gemma3(context):

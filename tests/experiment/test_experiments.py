@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from refusals import refused
 
-from troll.common.errors import UserError
 from troll.common.seeding import derive_seed
 from troll.experiment.experiment import resolve
 from troll.experiment.files import load_experiment, parse_experiment, read_run_file, write_run_file
@@ -35,14 +35,14 @@ def _set(data, path, value):
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "expected"),
+    ("path", "value", "facts"),
     [
         (("seeds",), 3, ["seeds", "list", "3"]),
-        (("seeds",), [], ["seeds", "at least 1"]),
-        (("seeds",), [0, 0], ["seeds", "twice"]),
+        (("seeds",), [], ["seeds", "1"]),
+        (("seeds",), [0, 0], ["seeds", "0"]),
         (("seeds",), [-1], ["seeds", "-1"]),
-        (("seed",), [1], ["'seed'", "did you mean 'seeds'"]),
-        (("tasks", "chain"), {}, ["tasks", "'chain'", "valid: chains, functions", "did you mean 'chains'"]),
+        (("seed",), [1], ["'seed'", "'seeds'"]),
+        (("tasks", "chain"), {}, ["tasks", "'chain'", "chains, functions", "'chains'"]),
         (
             ("tasks", "chains", "settings"),
             {"operation": [2]},
@@ -54,28 +54,28 @@ def _set(data, path, value):
         (
             ("trust_regions", "troll", "settings"),
             {"kl_bund": 1},
-            ["trust_regions.troll.settings: unknown setting 'kl_bund'", "did you mean 'kl_bound'"],
+            ["trust_regions.troll.settings", "'kl_bund'", "'kl_bound'"],
         ),
         (
             ("trust_regions", "troll", "settings"),
             {"kl_bound": float("nan")},
-            ["trust_regions.troll", "kl_bound is nan, must be a number >= 0 or infinity"],
+            ["trust_regions.troll", "kl_bound", "nan", ">= 0", "infinity"],
         ),
         (
             ("trust_regions", "clip", "settings"),
             {"dual_clip": 0.5},
-            ["trust_regions.clip", "dual_clip is 0.5, must be a number > 1, or none"],
+            ["trust_regions.clip", "dual_clip", "0.5", "> 1", "none"],
         ),
         (
             ("estimators", "grpo", "settings"),
             {"epsilon": "1e-6"},
-            ["estimators.grpo", "epsilon is '1e-6', must be a number > 0; it is text"],
+            ["estimators.grpo", "epsilon", "'1e-6'", "> 0", "text"],
         ),
         (("estimators", "grpo", "rule"), "gpro", ["estimators.grpo", "'gpro'", "grpo"]),
         (
             ("conditions", "gentle", "learning_rate"),
             -1.0,
-            ["conditions.gentle.learning_rate", "is -1.0, must be a number > 0"],
+            ["conditions.gentle.learning_rate", "-1.0", "> 0"],
         ),
         (
             ("conditions", "gentle", "learning_rte"),
@@ -87,52 +87,52 @@ def _set(data, path, value):
         (
             ("models", "tiny", "hub"),
             "Qwen/Qwen3-0.6B",
-            ["models.tiny.hub", "block with keys id", "Qwen3-0.6B"],
+            ["models.tiny.hub", "id", "Qwen3-0.6B"],
         ),
         (
             ("conditions", "gentle"),
             {"passes": 3},
-            ["conditions.gentle.passes", "unknown key 'passes'"],
+            ["conditions.gentle.passes", "'passes'"],
         ),
         (
             ("training", "regulariser"),
             {"place": "loss"},
-            ["training.regulariser.place", "unknown key 'place'"],
+            ["training.regulariser.place", "'place'"],
         ),
-        (("trust_regions", "clip"), "clip", ["trust_regions.clip", "block with keys rule", "'clip'"]),
-        (("training", "epochs"), 0, ["training.epochs is 0, must be an integer > 0"]),
-        (("training", "keep"), True, ["training.keep is True, must be an integer > 0"]),
+        (("trust_regions", "clip"), "clip", ["trust_regions.clip", "rule", "'clip'"]),
+        (("training", "epochs"), 0, ["training.epochs", "0", "> 0"]),
+        (("training", "keep"), True, ["training.keep", "True", "> 0"]),
         (("training", "mini_batches"), 7, ["7", "mini_batches", "128 responses"]),
         (("training", "learning_rate"), float("nan"), ["training.learning_rate", "nan"]),
         (("matrix",), [{"tasks": ["sums"]}], ["matrix[0].tasks", "'sums'", "chains, functions"]),
-        (("matrix",), [{"conditions": ["stall"]}], ["matrix[0].conditions", "did you mean 'stale'"]),
+        (("matrix",), [{"conditions": ["stall"]}], ["matrix[0].conditions", "'stale'"]),
         (("experiment",), "a/b", ["'a/b'"]),
-        (("experiment",), "x\n", ["experiment: name 'x\\n'", "letters, digits"]),
-        (("experiment",), "x" * 300, ["experiment: name 'xxx", "...'", "at most 100"]),
-        (("models",), {"a\n": {}}, ["models: name 'a\\n'"]),
-        (("conditions",), {"..": {}}, ["conditions: name '..'"]),
-        (("matrix",), [{"group": "all"}], ["matrix[0].group: 'all'", "name of a rule"]),
-        (("matrix",), [{"group": "train"}], ["matrix[0].group: 'train'", "name of a rule"]),
-        (("matrix",), [{"group": "a\n"}], ["matrix[0].group: 'a\\n'", "lowercase letters"]),
-        (("matrix",), [{"group": "a" * 300}], ["matrix[0].group: 'aaa", "at most 100"]),
-        (("seeds",), [10**30], ["seeds.0", "below 2^31"]),
-        (("training", "keep"), 2**40, ["training.keep", "below 2^31"]),
+        (("experiment",), "x\n", ["experiment", "'x\\n'", "letters, digits"]),
+        (("experiment",), "x" * 300, ["experiment", "...'", "100"]),
+        (("models",), {"a\n": {}}, ["models", "'a\\n'"]),
+        (("conditions",), {"..": {}}, ["conditions", "'..'"]),
+        (("matrix",), [{"group": "all"}], ["matrix[0].group", "'all'", "rule"]),
+        (("matrix",), [{"group": "train"}], ["matrix[0].group", "'train'", "rule"]),
+        (("matrix",), [{"group": "a\n"}], ["matrix[0].group", "'a\\n'", "lowercase"]),
+        (("matrix",), [{"group": "a" * 300}], ["matrix[0].group", "100"]),
+        (("seeds",), [10**30], ["seeds.0", "2^31"]),
+        (("training", "keep"), 2**40, ["training.keep", "2^31"]),
         *(
-            (("tasks", "chains", "settings"), {key: value}, ["tasks.chains.settings: " + key, said])
-            for key, value, said in (
-                ("guess", "0.5", "must be a number in [0, 1]"),
-                ("guess", float("nan"), "must be a number in [0, 1]"),
-                ("guess", float("inf"), "must be a number in [0, 1]"),
-                ("guess", True, "must be a number in [0, 1]"),
-                ("guess", -0.5, "must be a number in [0, 1]"),
-                ("guess", 0.9, "guess and stop_early must add up to at most 1"),
-                ("guess_right", 2, "must be a number in [0, 1]"),
-                ("names", 5000, "must be an integer in [0, 4900]"),
-                ("names", 1.5, "must be an integer in [0, 4900]"),
-                ("operations", [], "is empty; at least 1 needed"),
-                ("operations", ["2"], "operations.0 is '2', must be an integer in [1, 50]"),
-                ("operations", [2, True], "operations.1 is True, must be an integer in [1, 50]"),
-                ("operations", [0], "must be an integer in [1, 50]"),
+            (("tasks", "chains", "settings"), {key: value}, ["tasks.chains.settings", key, *facts])
+            for key, value, *facts in (
+                ("guess", "0.5", "[0, 1]"),
+                ("guess", float("nan"), "[0, 1]"),
+                ("guess", float("inf"), "[0, 1]"),
+                ("guess", True, "[0, 1]"),
+                ("guess", -0.5, "[0, 1]"),
+                ("guess", 0.9, "stop_early", "1"),
+                ("guess_right", 2, "[0, 1]"),
+                ("names", 5000, "[0, 4900]"),
+                ("names", 1.5, "[0, 4900]"),
+                ("operations", [], "1"),
+                ("operations", ["2"], "operations.0", "'2'", "[1, 50]"),
+                ("operations", [2, True], "operations.1", "True", "[1, 50]"),
+                ("operations", [0], "operations.0", "0", "[1, 50]"),
             )
         ),
         (("tasks", "functions", "settings"), {"base_inputs": 100}, ["functions.settings", "[1, 20]"]),
@@ -141,80 +141,78 @@ def _set(data, path, value):
             (
                 ("trust_regions", "clip"),
                 {"rule": "clip", "settings": {key: value}},
-                ["f", key, repr(value), said],
+                ["trust_regions.clip", key, repr(value), fact],
             )
-            for key, value, said in (
+            for key, value, fact in (
                 ("dual_clip", 0.5, "> 1"),
                 ("dual_clip", float("nan"), "> 1"),
                 ("epsilon_low", -0.2, ">= 0"),
-                ("epsilon_high", "0.2", "a number"),
+                ("epsilon_high", "0.2", "number"),
             )
         ),
         *(
             (
                 ("trust_regions", "troll", "settings"),
                 {"kl_bound": value},
-                ["trust_regions.troll.settings: kl_bound", repr(value), "must be a number >= 0"],
+                ["trust_regions.troll.settings", "kl_bound", repr(value), ">= 0"],
             )
             for value in (-1, float("nan"), "0.05", True)
         ),
-        (("tasks",), {}, ["tasks: is empty; at least 1 needed"]),
-        (("conditions",), {}, ["conditions: is empty; at least 1 needed"]),
-        (("matrix",), [], ["matrix: is empty", "leave it out for every combination"]),
-        (("matrix",), [{}, {"tasks": []}], ["matrix[1].tasks: is empty; leave it out for all"]),
-        (("claims",), [], ["claims: is empty", "name a file"]),
-        (("models", "tiny", "layers"), 0, ["models.tiny.layers", "is 0, must be an integer > 0"]),
+        (("tasks",), {}, ["tasks", "1"]),
+        (("conditions",), {}, ["conditions", "1"]),
+        (("matrix",), [], ["matrix"]),
+        (("matrix",), [{}, {"tasks": []}], ["matrix[1].tasks"]),
+        (("claims",), [], ["claims"]),
+        (("models", "tiny", "layers"), 0, ["models.tiny.layers", "0", "> 0"]),
         (
             ("models", "tiny", "key_value_heads"),
             3,
-            ["models.tiny.heads: 4 do not divide", "3 key_value_heads"],
+            ["models.tiny.heads", "4", "3 key_value_heads"],
         ),
         (
             ("models", "tiny", "key_value_heads"),
             8,
-            ["models.tiny.heads: 4 do not divide", "8 key_value_heads"],
+            ["models.tiny.heads", "4", "8 key_value_heads"],
         ),
-        (("models", "tiny", "head_width"), 33, ["models.tiny.head_width: 33 is odd"]),
-        (("models", "tiny", "vocabulary"), 257, ["models.tiny.vocabulary: 257 is too small", "needs 258"]),
+        (("models", "tiny", "head_width"), 33, ["models.tiny.head_width", "33"]),
+        (("models", "tiny", "vocabulary"), 257, ["models.tiny.vocabulary", "257", "258"]),
         (
             ("models", "tiny", "context"),
             48,
-            ["max_response_tokens 48 leaves no room for a prompt", "of 48 tokens"],
+            ["max_response_tokens 48", "48 tokens"],
         ),
         (
             ("conditions", "stale", "max_prompt_tokens"),
             209,
-            ["stale/seed0: max_prompt_tokens 209 and max_response_tokens 48", "256 tokens of model tiny"],
+            ["stale/seed0", "max_prompt_tokens 209", "max_response_tokens 48", "256 tokens", "tiny"],
         ),
-        (("models", "tiny", "layer"), 2, ["models.tiny", "'layer'", "did you mean 'layers'"]),
+        (("models", "tiny", "layer"), 2, ["models.tiny", "'layer'", "'layers'"]),
         (
             ("tasks", "chains", "train"),
             15,
             [
                 "tiny/chains/",
-                "prompts_per_batch is 16, but task chains has 15 train problems",
-                "raise tasks.chains.train",
+                "prompts_per_batch",
+                "16",
+                "task chains",
+                "15",
+                "tasks.chains.train",
             ],
         ),
         (
             ("conditions", "stale", "prompts_per_batch"),
             2048,
-            ["/stale/seed0: prompts_per_batch is 2048", "2000"],
+            ["/stale/seed0", "prompts_per_batch", "2048", "2000"],
         ),
-        (("cost",), {"widths": []}, ["cost.widths: is empty; name at least one, such as 1024"]),
-        (("cost",), {"step": {"shape": "21m"}}, ["cost.step.shape: ", "'21m'", "did you mean '20m'"]),
-        (("evaluation", "engine"), "vllm", ["evaluation.engine: vllm is for", "model tiny", "transformers"]),
+        (("cost",), {"widths": []}, ["cost.widths"]),
+        (("cost",), {"step": {"shape": "21m"}}, ["cost.step.shape", "'21m'", "'20m'"]),
+        (("evaluation", "engine"), "vllm", ["evaluation.engine", "vllm", "model tiny", "transformers"]),
     ],
 )
-def test_every_mistake_is_one_line(data, path, value, expected):
+def test_every_mistake_is_one_line(data, path, value, facts):
     _set(data, path, value)
-    with pytest.raises(UserError) as caught:
+    with refused("file.yaml", *facts):
         parse_experiment(data, "file.yaml")
-    message = str(caught.value)
-    assert message.startswith("file.yaml: ")
-    assert "\n" not in message
-    for part in expected:
-        assert part in message, message
 
 
 def test_prompts_and_responses_may_fill_the_context(data):
@@ -223,11 +221,11 @@ def test_prompts_and_responses_may_fill_the_context(data):
 
 
 def test_a_missing_file_and_broken_yaml_are_named(tmp_path):
-    with pytest.raises(UserError, match="no such experiment file"):
+    with refused(tmp_path / "none.yaml"):
         load_experiment(tmp_path / "none.yaml")
     broken = tmp_path / "broken.yaml"
     broken.write_text("seeds: [1\nexperiment: x")
-    with pytest.raises(UserError, match=r"broken\.yaml: not YAML"):
+    with refused(broken, "YAML", "line 2"):
         load_experiment(broken)
 
 
@@ -298,7 +296,7 @@ def test_derived_seeds_depend_on_every_coordinate_and_not_on_their_order():
 
 def test_a_renamed_key_is_named_although_the_new_one_is_missing(data):
     data["advantage_estimators"] = data.pop("estimators")
-    with pytest.raises(UserError, match=r"unknown key 'advantage_estimators'.*did you mean 'estimators'"):
+    with refused("x", "'advantage_estimators'", "'estimators'"):
         parse_experiment(data, "x")
 
 
@@ -308,77 +306,69 @@ def test_a_run_file_of_another_version_is_one_line(data, tmp_path):
     write_run_file(tmp_path / "run.yaml", config)
     assert read_run_file(tmp_path / "run.yaml") == config
     text = (tmp_path / "run.yaml").read_text()
-    for key, other, said in (
-        ("  keep:", "  kept_tokens:", r"training\.kept_tokens: unknown key 'kept_tokens'; valid: "),
-        (
-            "  num_iterations:",
-            "  passes:",
-            r"training\.passes: unknown key 'passes'",
-        ),
-        ("  layers:", "  layer:", r"model\.layer: unknown key 'layer'; valid: .* 'layers'"),
-        ("  rule: ", "  rules: ", r"trust_region\.rules: unknown key"),
-        ("  evaluation:", "  sampling:", r"seeds\.sampling: unknown key"),
-        ("  heads: ", "  heads: -", r"model\.heads is -4, must be an integer > 0"),
+    for key, other, facts in (
+        ("  keep:", "  kept_tokens:", ("training.kept_tokens",)),
+        ("  num_iterations:", "  passes:", ("training.passes",)),
+        ("  layers:", "  layer:", ("model.layer", "'layers'")),
+        ("  rule: ", "  rules: ", ("trust_region.rules", "'rule'")),
+        ("  evaluation:", "  sampling:", ("seeds.sampling",)),
+        ("  heads: ", "  heads: -", ("model.heads", "-4", "> 0")),
     ):
         assert key in text
         (tmp_path / "run.yaml").write_text(text.replace(key, other, 1))
-        with pytest.raises(UserError, match=rf"run\.yaml: {said}.*; delete a file of another version"):
+        with refused(tmp_path / "run.yaml", *facts, "delete"):
             read_run_file(tmp_path / "run.yaml")
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "expected"),
+    ("path", "value", "facts"),
     [
         (("models", "tiny"), {"hub": {"id": "no-owner"}}, ["models.tiny.hub.id", "no-owner"]),
         (
             ("models", "tiny"),
             {"hub": {"id": "a/b", "revision": "x"}},
-            ["models.tiny.hub", "'revision'", "valid: id"],
+            ["models.tiny.hub", "'revision'", "id"],
         ),
-        (("tasks", "chains", "train"), "all", ["tasks.chains.train: is 'all'", "give a number"]),
+        (("tasks", "chains", "train"), "all", ["tasks.chains.train", "'all'", "number"]),
         (
             ("tasks", "chains", "train"),
             "some",
-            ["tasks.chains.train is 'some', must be an integer > 0 or 'all'"],
+            ["tasks.chains.train", "'some'", "> 0", "'all'"],
         ),
-        (("tasks", "aime24"), {}, ["tasks.aime24", "only test", "evaluate_on"]),
-        (("tasks", "gsm8k"), {}, ["models.tiny", "from scratch", "gsm8k", "hub: {id: OWNER/NAME}"]),
+        (("tasks", "aime24"), {}, ["tasks.aime24", "test", "evaluate_on"]),
+        (("tasks", "gsm8k"), {}, ["models.tiny", "gsm8k", "hub: {id: OWNER/NAME}"]),
         (
             ("tasks", "chains", "evaluate_on"),
             {"math5000": {}},
-            ["tasks.chains.evaluate_on", "did you mean 'math500'"],
+            ["tasks.chains.evaluate_on", "'math500'"],
         ),
         (
             ("tasks", "chains", "validate_on"),
             {"math5000": "all"},
-            ["tasks.chains.validate_on", "did you mean 'math500'"],
+            ["tasks.chains.validate_on", "'math500'"],
         ),
         (
             ("tasks", "chains", "validate_on"),
             {"math500": 0},
-            ["tasks.chains.validate_on.math500 is 0, must be an integer > 0 or 'all'"],
+            ["tasks.chains.validate_on.math500", "0", "> 0", "'all'"],
         ),
-        (("matrix",), [{"group": "Paper sizes"}], ["matrix[0].group", "'Paper sizes'", "lowercase letters"]),
+        (("matrix",), [{"group": "Paper sizes"}], ["matrix[0].group", "'Paper sizes'", "lowercase"]),
     ],
 )
-def test_mistakes_with_the_hub_and_public_data_are_one_line(data, path, value, expected):
+def test_mistakes_with_the_hub_and_public_data_are_one_line(data, path, value, facts):
     _set(data, path, value)
-    with pytest.raises(UserError) as caught:
+    with refused("file.yaml", *facts):
         parse_experiment(data, "file.yaml")
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in expected:
-        assert part in message, message
 
 
 def test_tasks_that_evaluate_on_the_same_set_take_as_much_of_it(data):
     for task, count in (("chains", 3), ("functions", 4)):
         data["tasks"][task]["evaluate_on"] = {"math500": {"test": count}}
-    with pytest.raises(UserError, match=r"functions.evaluate_on.math500.test: 4, but task chains takes 3"):
+    with refused("tasks.functions.evaluate_on.math500.test", 4, "task chains", 3):
         parse_experiment(data, "x")
     data["tasks"]["functions"]["evaluate_on"] = {}
     data["tasks"]["functions"]["validate_on"] = {"math500": "all"}
-    with pytest.raises(UserError, match=r"functions.validate_on.math500: all, but task chains takes 3"):
+    with refused("tasks.functions.validate_on.math500", "all", "task chains", 3):
         parse_experiment(data, "x")
 
 
@@ -405,7 +395,7 @@ def test_demonstrations_are_asked_for_only_where_there_are_some(data):
     data["models"]["tiny"] = {"hub": {"id": "a/b"}}
     data["tasks"] = {"gsm8k": {"train": "all"}}
     data["estimators"] = {"ppo-max": {"rule": "ppo-max"}}
-    with pytest.raises(UserError, match=r"gsm8k has none; switch it off with .*pretraining: null"):
+    with refused("gsm8k", "pretraining: null"):
         parse_experiment(data, "x")
     data["estimators"]["ppo-max"]["training"] = {"pretraining": None}
     assert parse_experiment(data, "x").runs()
@@ -437,7 +427,7 @@ def test_no_group_can_have_the_name_of_a_rule(repository):
 def test_a_key_that_is_there_twice_is_refused(repository, tmp_path):
     path = tmp_path / "twice.yaml"
     path.write_text((repository / TESTBED).read_text() + "seeds: [3]\n")
-    with pytest.raises(UserError, match=r"twice\.yaml: not YAML \(line \d+, .* duplicate key 'seeds'"):
+    with refused(path, "line", "'seeds'"):
         load_experiment(path)
 
 
@@ -470,7 +460,7 @@ def test_a_batch_of_a_public_data_set_is_compared_with_what_is_taken_of_it(data,
     if fits:
         assert parse_experiment(data, "x").runs()
     else:
-        with pytest.raises(UserError, match=r"prompts_per_batch is 16, but task gsm8k has 15"):
+        with refused("prompts_per_batch", 16, "task gsm8k", 15):
             parse_experiment(data, "x")
 
 

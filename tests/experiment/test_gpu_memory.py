@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from pydantic import ValidationError
+from refusals import check_facts
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from troll.experiment.files import load_experiment
@@ -328,17 +329,17 @@ def test_the_smallest_card_is_the_first_that_fits():
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "facts"),
     [
-        ({"vllm": {"tensor_parallel": 3}}, "tensor_parallel is 3; it must divide gpus (4)"),
-        ({"vllm": {"max_model_len": 6000}}, "max_model_len is 6000, less than prompt and response (6144"),
-        ({"prompts_per_batch": 4096, "mini_batches": 128}, "would sample 8192 responses at once"),
+        ({"vllm": {"tensor_parallel": 3}}, ("tensor_parallel", 3, "gpus (4)")),
+        ({"vllm": {"max_model_len": 6000}}, ("max_model_len", 6000, 6144)),
+        ({"prompts_per_batch": 4096, "mini_batches": 128}, ("8192 responses",)),
     ],
 )
-def test_what_vllm_would_refuse_is_refused_before(settings, message):
+def test_what_vllm_would_refuse_is_refused_before(settings, facts):
     with pytest.raises(ValidationError) as caught:
         paper(**settings)
-    assert message in str(caught.value)
+    check_facts(caught.value.errors()[0]["msg"], *facts)
 
 
 def test_vllm_reserves_its_cache_for_prompt_and_response():

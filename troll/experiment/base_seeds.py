@@ -41,9 +41,9 @@ def with_base_models_apart(data: Any) -> Any:
         families[name] = [base_name(name, seed) for seed in seeds]
         settings = {key: value for key, value in model.items() if key != "base_seeds"}
         models |= {base_name(name, seed): {**settings, "base_seed": seed} for seed in seeds}
-    taken = [name for names in families.values() for name in names if name in data["models"]]
-    if taken:
-        raise ValueError(f"models.{taken[0]}: base_seeds make a model of the same name; rename one of them")
+    for name, made in families.items():
+        if taken := [model for model in made if model in data["models"]]:
+            raise ValueError(f"models.{name}.base_seeds: makes {taken[0]}, already a model; rename one")
     if isinstance(blocks := data.get("matrix"), list):
         data = {**data, "matrix": [_block(block, families) for block in blocks]}
     return {**data, "models": models}
