@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import synthetic
+from refusals import refused
 
 from troll.analysis.claims.packaged import claim_files
 from troll.analysis.data.archive import TAKEN, append_run, archived_runs, take
@@ -14,7 +15,6 @@ from troll.analysis.data.results import read_results, write_plan
 from troll.analysis.data.tidy import read_table_file, read_tidy, table_files, write_table_file
 from troll.analysis.report.check import check_results
 from troll.analysis.report.make import make_table
-from troll.common.errors import UserError
 from troll.operations import adopt as module
 from troll.operations.adopt import adopt
 
@@ -94,30 +94,30 @@ def test_a_finished_experiment_becomes_a_release_that_its_check_accepts(local: P
 def test_what_could_not_be_traced_or_would_lose_something_is_refused(local: Path, checkout: Path) -> None:
     released = checkout / "results/released/testbed"
     (checkout / "source.py").write_text("one = 2\n")
-    with pytest.raises(UserError, match=r"^adopt: the source has uncommitted changes; commit or stash"):
+    with refused("adopt", "git status"):
         adopt("testbed")
     commit(checkout)
     released.mkdir(parents=True)
     (released / "claims.md").write_text("mine\n")
-    with pytest.raises(UserError, match=r"^adopt: results/released/testbed has uncommitted changes"):
+    with refused("adopt", "results/released/testbed"):
         adopt("testbed")
     assert (released / "claims.md").read_text() == "mine\n"
     shutil.rmtree(released)
     for name in ("released", "../testbed", "results/testbed"):
-        with pytest.raises(UserError, match="must be the name of a directory in results"):
+        with refused("adopt", name, "results"):
             adopt(name)
-    with pytest.raises(UserError, match=r"results/other: has neither tidy/ nor protocol\.yaml"):
+    with refused("adopt", "results/other", "tidy/", "protocol.yaml"):
         adopt("other")
     plan = local / "plan.json"
     plan.write_text(plan.read_text().replace('"skipped"', '"rehearsal": true, "skipped"'))
-    with pytest.raises(UserError, match="its runs are those of a rehearsal"):
+    with refused("adopt", "testbed", "rehearsal"):
         adopt("testbed")
     assert not released.exists() and not [*released.parent.iterdir()]
 
 
 def test_runs_from_uncommitted_source_are_refused(local: Path) -> None:
     record_commit(local, "c0ffee-dirty")
-    with pytest.raises(UserError, match="uncommitted"):
+    with refused("results/released/testbed", "7 of 7"):
         adopt("testbed")
 
 

@@ -3,11 +3,11 @@
 import math
 
 import pytest
+from refusals import refused
 
 from troll.analysis.render.formats import write_table
 from troll.analysis.report.document import foreign
 from troll.analysis.tables.benchmarks import benchmark_table, read_answers
-from troll.common.errors import UserError
 from troll.common.files import write_json, write_jsonl
 
 
@@ -107,5 +107,5 @@ def test_cut_prompts_are_counted_and_other_files_refused(tmp_path):
     label, found, cut = read_answers("base", tmp_path / "grades.json", tmp_path / "samples.jsonl")
     assert (label, found["task"], cut) == ("base", "gsm8k", 1)
     write_json(tmp_path / "grades.json", {"task": "gsm8k"})
-    with pytest.raises(UserError, match=r"grades.json: not a file of grades; it lacks data, data_sha256"):
+    with refused(tmp_path / "grades.json", "data, data_sha256"):
         read_answers("base", tmp_path / "grades.json", tmp_path / "samples.jsonl")

@@ -7,6 +7,7 @@ import pytest
 import synthetic
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from refusals import refused
 
 from troll.analysis.data.runs import read_directories
 from troll.analysis.data.summaries import condition_order
@@ -19,7 +20,6 @@ from troll.analysis.figures.results import (
 )
 from troll.analysis.render.panels import by_processor
 from troll.analysis.render.style import FORMATS, MethodStyles, write_figure
-from troll.common.errors import UserError
 
 
 def thick(axes: mpl.axes.Axes) -> list[mpl.lines.Line2D]:
@@ -161,7 +161,7 @@ def test_models_have_panels_of_their_own_and_experiments_do_not_mix(runs: pd.Dat
         "tiny · chains",
     ]
     assert all(len(thick(axes)) == 2 for axes in figure.axes)
-    with pytest.raises(UserError, match="experiments paper and testbed"):
+    with refused("paper", "testbed"):
         main_figure(pd.concat([runs, runs.assign(experiment="paper")]))
 
 

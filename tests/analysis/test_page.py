@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import synthetic
+from refusals import refused
 from test_audit_table import RESULT as AUDIT
 
 from audit_tables import write_audit
@@ -19,7 +20,6 @@ from troll.analysis.report.document import Run, foreign, report, spans
 from troll.analysis.report.index import index
 from troll.analysis.report.make import make_figure, make_table
 from troll.analysis.report.questions import QUESTIONS, answer, behind, heading, opening_figure
-from troll.common.errors import UserError
 from troll.common.files import read_json, write_json
 from troll.experiment.published.ledger import read_ledger
 
@@ -204,7 +204,7 @@ def test_every_entry_has_a_caption() -> None:
 
 
 def test_a_caption_that_is_missing_is_named() -> None:
-    with pytest.raises(UserError, match=r"captions\.rst: no caption nothing_table; add one below a line"):
+    with refused("captions.rst", "nothing_table"):
         caption("nothing_table")
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from refusals import refused
 from scipy import stats
 
 from troll.analysis.data.results import Results
-from troll.common.errors import UserError
 
 PATH = Path(__file__).resolve().parents[2] / "workflow/benchmarks/rates_sequence.py"
 LOW, HIGH = "rate-1e-5", "rate-3e-5"
@@ -142,5 +142,5 @@ def test_planned_runs_that_have_not_ended_are_counted(script):
     gone = whole.runs["run_id"].str.endswith(("seed8011", "seed8012"))
     assert script.lacking(whole) == 0
     assert script.lacking(Results(whole.runs[~gone], whole.items, whole.expected)) == 16
-    with pytest.raises(UserError, match="here: 16 of 96 planned runs"):
+    with refused("here", "16 of 96"):
         script.refuse_early(Results(whole.runs[~gone], whole.items, whole.expected), Path("here"))

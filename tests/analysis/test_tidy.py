@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import synthetic
+from refusals import check_facts, refused
 
 from troll.analysis.data.results import read_results, write_plan
 from troll.analysis.data.runs import read_directories, write_whole
@@ -124,7 +125,7 @@ def test_a_damaged_part_is_refused_in_one_line_or_what_it_says_is_unchanged(
     whole, expected = small.read_bytes(), read_table_file(small)
     pages = len(whole) - int.from_bytes(whole[-8:-4], "little") - 8
     places = range(pages) if part != "footer" else range(pages, len(whole))
-    draw, path, refused = random.Random(7), tmp_path / "clip.parquet", 0
+    draw, path, found = random.Random(7), tmp_path / "clip.parquet", 0
     for _ in range(100):
         damaged = bytearray(whole)
         for place in draw.sample(places, draw.choice((1, 1, 1, 8))):
@@ -133,9 +134,9 @@ def test_a_damaged_part_is_refused_in_one_line_or_what_it_says_is_unchanged(
         try:
             assert verify_table_file(path).equals(expected)
         except UserError as error:
-            assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
-            refused += 1
-    assert refused > 25
+            check_facts(str(error), path)
+            found += 1
+    assert found > 25
 
 
 @pytest.mark.parametrize("column", ["value", "step", "metric", "digest_data"])
@@ -152,7 +153,7 @@ def test_columns_are_those_that_were_written(small: Path, tmp_path: Path, column
         with pq.ParquetWriter(path, table.schema, store_schema=False) as writer:
             writer.write_table(other)
             writer.add_key_value_metadata(kept)
-    with pytest.raises(UserError, match=rf"1\.parquet: damaged .*{column}"):
+    with refused(tmp_path / "1.parquet", column):
         verify_table_file(tmp_path / "1.parquet")
     assert len(verify_table_file(tmp_path / "0.parquet")) == len(table), "files of before have no digests"
 
@@ -161,27 +162,27 @@ def test_columns_are_those_that_were_written(small: Path, tmp_path: Path, column
 def test_a_part_that_is_cut_off_is_refused(small: Path, tmp_path: Path, cut: int) -> None:
     path = tmp_path / "clip.parquet"
     path.write_bytes(small.read_bytes()[:cut])
-    with pytest.raises(UserError, match=r"clip\.parquet: damaged .*git checkout"):
+    with refused(path, "git checkout"):
         read_table_file(path)
 
 
 def test_tables_of_another_kind_are_refused(small: Path, tmp_path: Path) -> None:
     path = tmp_path / "tidy/all.parquet"
-    with pytest.raises(UserError, match=r"tidy: no tables .*collect"):
+    with refused(tmp_path / "tidy", "*.parquet"):
         read_tidy(tmp_path)
-    with pytest.raises(UserError, match=r"all\.parquet: no such file"):
+    with refused(path):
         read_table_file(path)
     path.parent.mkdir()
     path.write_text("no table")
-    with pytest.raises(UserError, match=r"all\.parquet: damaged"):
+    with refused(path, "git checkout"):
         read_tidy(tmp_path)
     pd.DataFrame({"a": [1]}).to_parquet(path)
-    with pytest.raises(UserError, match="column experiment is missing"):
+    with refused(path, "column experiment"):
         read_tidy(tmp_path)
     table = pq.read_table(small)
     numbers = table["value"].cast(pa.float32()).cast(pa.string())
     pq.write_table(table.set_column(table.column_names.index("value"), "value", numbers), path)
-    with pytest.raises(UserError, match=r"all\.parquet: damaged .*other types"):
+    with refused(path, "git checkout"):
         read_tidy(tmp_path)
 
 
@@ -193,7 +194,7 @@ def test_a_run_in_two_parts_is_refused_and_a_file_that_is_being_written_left_out
     equal(read_tidy(tmp_path), known)
     assert len(table_files(tmp_path)) == 3
     shutil.copy(tmp_path / "tidy/clip.parquet", tmp_path / "tidy/all.parquet")
-    with pytest.raises(UserError, match=r"all\.parquet and .*clip\.parquet: .*tiny/"):
+    with refused("all.parquet", "clip.parquet", "run tiny/chains"):
         read_tidy(tmp_path)
 
 

@@ -1,9 +1,9 @@
 """What models are shown: raw prompts, or chats."""
 
 import pytest
+from refusals import refused
 from transformers import AutoTokenizer
 
-from troll.common.errors import UserError
 from troll.tasks.prompts import encode, is_program
 from troll.tasks.types import Problem
 
@@ -33,7 +33,7 @@ def shown(tokenizer, prompt, *arguments, **settings):
 def test_a_tokenizer_without_a_template_gets_the_raw_prompt(tokenizer):
     prompt = "Start with 3.\n"
     assert encode(tokenizer, [prompt]) == [tokenizer(prompt).input_ids]
-    with pytest.raises(UserError, match=r"chat is on, but .* no chat template; use auto or off"):
+    with refused("chat", "on", "auto", "off"):
         encode(tokenizer, [prompt], "on")
 
 
@@ -55,7 +55,7 @@ def test_thinking_has_three_states(chatty):
     chatty.chat_template = TEMPLATE.replace("enable_thinking is defined and not ", "not ")
     assert shown(chatty, "What is 2+2?", thinking="template") == f"{asked}<think></think>"
     assert shown(chatty, "What is 2+2?", thinking="on") == asked
-    with pytest.raises(UserError, match="thinking is 'yes'; valid: off, on, template"):
+    with refused("thinking", "'yes'", "off, on, template"):
         encode(chatty, ["a"], thinking="yes")
 
 
@@ -74,9 +74,7 @@ def test_a_system_turn_comes_first_in_a_chat_and_in_raw_text(tokenizer):
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE
     )
     assert encode(tokenizer, [without])
-    with pytest.raises(
-        UserError, match=r"takes no system turn.*\(no system role\); set .*system_turn to drop"
-    ):
+    with refused("no system role", "system_turn", "drop"):
         encode(tokenizer, [without, problem])
 
 
@@ -103,5 +101,5 @@ def test_programs_are_told_from_questions(prompt, program):
 
 
 def test_an_unknown_mode_is_refused(tokenizer):
-    with pytest.raises(UserError, match="chat is 'yes'; valid: auto, on, off"):
+    with refused("chat", "'yes'", "auto, on, off"):
         encode(tokenizer, ["a"], "yes")

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
-from troll.common.errors import UserError
 from troll.tasks.sandbox import bubblewrap, plain_data
 from troll.tasks.sandbox import pool as sandbox
 from troll.tasks.sandbox.pool import Limits, Program, run_batch, sandbox_available
@@ -172,9 +172,8 @@ def test_a_loop_does_not_hold_up_the_others():
 
 def test_a_missing_bubblewrap_names_the_line_to_install_it(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(UserError, match=r"bwrap: not found.*apt-get install") as caught:
+    with refused("bwrap", "apt-get install"):
         run_batch([function("def f(x): return x", (1,))])
-    assert "\n" not in str(caught.value)
     sandbox_available.cache_clear()
     available, reason = sandbox_available()
     sandbox_available.cache_clear()
@@ -186,7 +185,7 @@ def test_a_kernel_that_refuses_is_quoted(monkeypatch, tmp_path):
     fake.write_text("#!/bin/sh\necho 'bwrap: No permissions to create a new namespace' >&2\nexit 1\n")
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(UserError, match="cannot start the sandbox: bwrap: No permissions"):
+    with refused("sandbox", "bwrap: No permissions to create a new namespace"):
         run_batch([function("def f(x): return x", (1,))])
 
 

@@ -3,6 +3,7 @@
 import struct
 
 import pytest
+from refusals import refused
 
 from troll.tasks.sandbox import syscall_filter
 from troll.tasks.sandbox.syscall_filter import _ALLOW, _ERRNO, _KILL, _NOTIFY, build_filter
@@ -108,5 +109,5 @@ def test_other_machines_calls_are_not_for_us():
     program = build_filter("x86_64", 7)
     assert run(program, "aarch64", 63) == _KILL
     assert run(program, "x86_64", 0x40000000 | 57) == DENY
-    with pytest.raises(OSError, match="no system call table for riscv64"):
+    with refused("riscv64", error=OSError):
         build_filter("riscv64", 7)

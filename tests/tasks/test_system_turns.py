@@ -1,8 +1,8 @@
 """Data whose prompts are chats: the system turn, and whose instruction is in the prompt."""
 
 import pytest
+from refusals import refused
 
-from troll.common.errors import UserError
 from troll.common.files import write_jsonl
 from troll.tasks.datasets import convert, load
 from troll.tasks.datasets.convert import INSTRUCTION
@@ -42,7 +42,7 @@ def test_the_system_turn_is_kept_and_no_instruction_doubled(reader):
 def test_a_question_without_a_chat_gets_our_instruction_as_ever():
     plain = convert.dapo({"problem": "What does \\boxed{1} mean?", "answer": "1"}, 0)
     assert (plain.system, plain.prompt) == ("", f"What does \\boxed{{1}} mean?\n\n{INSTRUCTION}")
-    with pytest.raises(UserError, match="none of the columns user, only system"):
+    with refused("user", "system"):
         convert.dapo(row(SYSTEM), 0)
 
 
@@ -97,9 +97,6 @@ def test_a_missing_system_turn_is_named_where_one_is_required(stand_ins, tmp_pat
     stand_ins(missing=1)
     problems("keep")
     (tmp_path / "out" / "test.jsonl").unlink()
-    with pytest.raises(
-        UserError,
-        match=r"tasks\.dapo\.settings\.system_turn: is require, but problem 3 has no system turn; use",
-    ):
+    with refused("tasks.dapo.settings.system_turn", "require", "problem 3", "keep"):
         problems("require")
     assert not (tmp_path / "out" / "test.jsonl").exists()

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
-from troll.common.errors import UserError
 from troll.tasks.registry import check_settings, get_task, write_problems
 from troll.tasks.testbed import chains, functions
 from troll.tasks.types import SPLITS
@@ -117,7 +117,7 @@ def test_function_inputs_differ_and_base_and_plus_do_not_overlap():
 
 def test_too_many_problems_are_refused(tmp_path):
     config = {"name": "functions", "train": 10, "validation": 10, "test": 5000}
-    with pytest.raises(UserError, match=r"5000 test problems .* about \d+"):
+    with refused("functions", "5000 test"):
         write_problems(config, tmp_path / "out")
     assert not (tmp_path / "out" / "test.jsonl").exists()
 
@@ -136,10 +136,10 @@ def test_files_read_back_as_the_problems_that_were_written(tmp_path):
 def test_a_damaged_problem_file_is_named_with_its_line(tmp_path):
     path = tmp_path / "test.jsonl"
     path.write_text('{"task_id": "chains/test/0", "prompt": "x", "answer": "1"}\n{"task_id": "a"}\n')
-    with pytest.raises(UserError, match=r"test\.jsonl:2: no field 'prompt'"):
+    with refused(f"{path}:2", "'prompt'"):
         get_task("chains").load(path)
     path.write_text("")
-    with pytest.raises(UserError, match="no problems"):
+    with refused(path):
         get_task("chains").load(path)
 
 

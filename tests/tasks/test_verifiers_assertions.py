@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from refusals import refused
 
 from hostile_programs import HOSTILE_PROGRAMS
-from troll.common.errors import UserError
 from troll.tasks.sandbox.pool import Limits, sandbox_available
 from troll.tasks.types import Problem
 from troll.tasks.verifiers import assertions
@@ -114,7 +114,7 @@ def test_expected_values_cannot_be_read_nor_a_verdict_forged(cheat):
 
 def test_unusable_tests_are_a_fault_of_the_data():
     broken = {**ASSERTIONS, "test_list": ["assert f(1) == undefined"]}
-    with pytest.raises(UserError, match=r"mbpp: the expected values of 'assert f\(1\) == undefined'"):
+    with refused("mbpp", "'assert f(1) == undefined'"):
         statuses(broken, "")
 
 

@@ -106,10 +106,10 @@ class Claim(StrictModel):
             if self.relative:
                 raise ValueError("relative: across has no relative differences; leave one of them out")
             if self.across.statistic == "usable" and not self.metric.startswith("pass@"):
-                raise ValueError(f"metric {self.metric}: usable decades are those of pass@k")
+                raise ValueError(f"metric {self.metric}: the statistic usable is for pass@k only; use slope")
             if self.across.statistic == "usable" and not self.across.doubling:
                 raise ValueError(
-                    f"across {self.across.setting}: it may be zero, and has no decades; use slope"
+                    f"across {self.across.setting}: may be 0, so the statistic usable is undefined; use slope"
                 )
         return self
 

@@ -135,8 +135,8 @@ def take(
         # A directory may be as old as the row that it replaces.
         if run_id not in from_release and not now[run_id].counts_as(key):
             raise UserError(
-                f"{directories[run_id]}: made with version {now[run_id].numerics} of the numbers, and a "
-                "later one changes it; remove the directory, and run the workflow again"
+                f"{directories[run_id]}: made with numerics version {now[run_id].numerics}, and a later "
+                "version changes its numbers; remove the directory, and run the workflow again"
             )
     _copy_released(from_release, keys, released, results)
     return read_tidy(results).of_runs(keys)

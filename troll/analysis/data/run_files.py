@@ -172,7 +172,9 @@ def _shown(value: Any) -> str:
 def _read_grades(path: Path, step: int) -> Grades:
     grades = read_json(path)
     try:
-        metrics = {name: float(value) for name, value in grades["metrics"].items()}
+        metrics = {
+            name: _number(value, f"{path}: metrics.{name}") for name, value in grades["metrics"].items()
+        }
         problems = {
             task_id: (list(entry["passed"]), list(entry["status"]))
             for task_id, entry in grades["problems"].items()
@@ -223,7 +225,10 @@ def read_suites(directory: Path, step: int) -> tuple[list[dict[str, Any]], str]:
     try:
         sizes = {name: len(entry["problems"]) for name, entry in grades.items()}
         metrics = {
-            name: {key: float(value) for key, value in entry["metrics"].items()}
+            name: {
+                key: _number(value, f"{path}: {name}.metrics.{key}")
+                for key, value in entry["metrics"].items()
+            }
             for name, entry in grades.items()
         }
         data = {name: str(entry["data_sha256"]) for name, entry in grades.items()}
