@@ -632,8 +632,8 @@ def adapted(tiny, out, adapter, sha256):
 def adapter(tiny, tmp_path, mirrored):
     """An adapter for chains, and what its training said."""
     recipe = AdapterRecipe.model_validate(RECIPE | {"wheel": settings_of(tiny)})
-    with base_model.pretrained_source(recipe, tmp_path) as (model, _):
-        return tmp_path / "adapters/chains", train_adapter(recipe, model, tmp_path / "adapters/chains")
+    model = base_model.pretrained_source(recipe, tmp_path)
+    return tmp_path / "adapters/chains", train_adapter(recipe, model, tmp_path / "adapters/chains")
 
 
 def test_an_adapter_takes_the_place_of_supervised_steps(tiny, tmp_path, adapter, monkeypatch):

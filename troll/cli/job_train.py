@@ -103,12 +103,12 @@ def hub_model(config: Config, out: Out, gpus: Gpus = 0) -> None:
     from troll.common.models import parameters_of
     from troll.common.processor import use_all_instructions
     from troll.experiment.run_config import BaseConfig
-    from troll.training.base_model import pretrained, pretrained_base_model
+    from troll.training.base_model import pretrained, pretrained_base_model, scratch_in
 
     require_gpus(gpus, "--gpus")
     settings = read_settings(config, BaseConfig)
-    with pretrained(settings, out) as (model, _, _):
-        parameters = parameters_of(model.files.values())
+    with scratch_in(out) as scratch:
+        parameters = parameters_of(pretrained(settings, scratch)[0].files.values())
     use_all_instructions(parameters)
     pretrained_base_model(settings, out)
 
@@ -129,10 +129,11 @@ def adapter(config: Config, out: Out) -> None:
     from troll.common.processor import use_all_instructions
     from troll.experiment.run_config import AdapterRecipe
     from troll.training.adapter import train_adapter
-    from troll.training.base_model import pretrained_source
+    from troll.training.base_model import pretrained_source, scratch_in
 
     recipe = read_settings(config, AdapterRecipe)
-    with pretrained_source(recipe, out.parent) as (model, _):
+    with scratch_in(out.parent) as scratch:
+        model = pretrained_source(recipe, scratch)
         use_all_instructions(parameters_of(model.files.values()))
         facts = train_adapter(recipe, model, out)
     say(f"{out}: the merged weights have sha256 {facts['merged_weights_sha256']}")

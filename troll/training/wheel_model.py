@@ -13,8 +13,7 @@ import sys
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,34 +43,18 @@ def title(wheel: WheelModel) -> str:
     return f"{wheel.name}=={wheel.version}"
 
 
-@contextmanager
-def wheel_snapshot(wheel: WheelModel, beside: Path) -> Iterator[tuple[Snapshot, bool]]:
-    """The model's files from the model cache, made there if need be, and whether they stay where they are.
+def wheel_snapshot(wheel: WheelModel, scratch: Path) -> Snapshot:
+    """Returns the model's files in the model cache, which makes them once; without a cache, in ``scratch``.
 
-    Without a model cache they are made in ``beside`` and gone afterwards. Refuses a wheel that cannot be had
-    or is another one, a file that is no GGUF, and contents that are not what the lock file says.
+    Raises:
+        UserError: the wheel cannot be downloaded or is another one, its file is no GGUF file, or the model is
+            not the one in the lock file.
     """
-    kept = cached(_entry_name(wheel), identity_of(wheel), lambda out: make_model(wheel, out))
-    if kept is not None:
-        yield _snapshot(wheel, kept.files, kept.made), True
-        return
-    beside.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=beside, prefix=".wheel.") as directory:
-        out = Path(directory, "model")
-        out.mkdir()
-        yield _snapshot(wheel, out, make_model(wheel, out)), False
-
-
-def _entry_name(wheel: WheelModel) -> str:
-    return f"wheel-{canonicalize_name(wheel.name)}"
-
-
-def kept_at(wheel: WheelModel) -> Path | None:
-    """The directory in the model cache that seems to hold the model, unread; None if there is none."""
-    return entry_of(_entry_name(wheel), identity_of(wheel))
-
-
-def _snapshot(wheel: WheelModel, directory: Path, made: Mapping[str, Any]) -> Snapshot:
+    entry = cached(_entry_name(wheel), identity_of(wheel), lambda out: make_model(wheel, out))
+    directory = scratch / "wheel" if entry is None else entry.files
+    if entry is None:
+        directory.mkdir()
+    made = make_model(wheel, directory) if entry is None else entry.made
     facts = made["files"]
     lock_file.pin(
         lock_file.MODELS + title(wheel),
@@ -81,6 +64,15 @@ def _snapshot(wheel: WheelModel, directory: Path, made: Mapping[str, Any]) -> Sn
     )
     files = {name: (directory / name).resolve() for name in facts}
     return Snapshot(title(wheel), files, {**wheel.model_dump(), **made})
+
+
+def _entry_name(wheel: WheelModel) -> str:
+    return f"wheel-{canonicalize_name(wheel.name)}"
+
+
+def kept_at(wheel: WheelModel) -> Path | None:
+    """The directory in the model cache that seems to hold the model, unread; None if there is none."""
+    return entry_of(_entry_name(wheel), identity_of(wheel))
 
 
 def identity_of(wheel: WheelModel) -> dict[str, Any]:
