@@ -20,9 +20,8 @@ FIXED = (
 )
 """Attributes that are read once, when the trainer is built."""
 
-BOUNDS: Mapping[str, str] = {"epsilon_low": "epsilon_low", "epsilon_high": "epsilon_high"}
-"""TRL's attributes of its clipping bounds, and the option of `RULE_SETTINGS` that each belongs to."""
-
+BOUNDS = ("epsilon_low", "epsilon_high")
+"""Attributes of TRL's clipping bounds."""
 
 IN_ARGS = tuple(name for name in RULE_SETTINGS if name not in ("epsilon", "epsilon_high"))
 """Options that TRL reads in every step from the trainer's ``args``."""
@@ -96,11 +95,7 @@ class LiveOptions:
 
 def _bound(trainer: LiveOptions, name: str) -> str | None:
     """The setting of the trust region that TRL's attribute means; None if the rule has none."""
-    rule = trainer.trust_region.name
-    if rule == "cispo":
-        names = CISPO_SETTINGS["epsilon_high"] if name == "epsilon_high" else ()
-    else:
-        names = (BOUNDS[name],)
+    names = CISPO_SETTINGS.get(name, ()) if trainer.trust_region.name == "cispo" else (name,)
     return next((setting for setting in names if setting in trainer.trust_region.settings), None)
 
 

@@ -73,8 +73,29 @@ class OldPolicy:
         of responses per forward pass; None for all.
         """
         log_probs, distributions = [], []
-        size = chunk or len(input_ids)
-        for start in range(0, len(input_ids), size):
+        support = {"support_size": self._support_size, "dropped_mass": self._dropped_mass}
+        for output in self._passes(model, input_ids, attention_mask, length, chunk, **support):
+            log_probs.append(output.log_probs)
+            # Kept in main memory: K numbers per token of a large rollout batch would fill a GPU.
+            distributions.append(SparseLogProbs.from_batch(output).cpu())
+        return torch.cat(log_probs), SparseLogProbs.cat(distributions)
+
+    @torch.no_grad()
+    def log_probs(self, *batch: Any) -> Tensor:
+        """As `score`, but only the log-probs, and without recording: for the KL reference."""
+        return torch.cat([output.log_probs for output in self._passes(*batch)])
+
+    def _passes(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        length: int,
+        chunk: int | None,
+        **support: Any,
+    ) -> Iterator[Any]:
+        """Outputs of the sparse head for ``chunk`` responses at a time; see `score`."""
+        for start in range(0, len(input_ids), size := chunk or len(input_ids)):
             rows = slice(start, start + size)
             with self._accelerator.autocast(), evaluating(model):
                 output = model(
@@ -82,28 +103,10 @@ class OldPolicy:
                     labels=input_ids[rows],
                     attention_mask=attention_mask[rows],
                     mask=attention_mask[rows, -length:],
-                    support_size=self._support_size,
-                    dropped_mass=self._dropped_mass,
                     sparse_lm_head=True,
+                    **support,
                 )
-            log_probs.append(output.log_probs)
-            # Kept in main memory: K numbers per token of a large rollout batch would fill a GPU.
-            distributions.append(SparseLogProbs.from_batch(output).cpu())
-        return torch.cat(log_probs), SparseLogProbs.cat(distributions)
-
-    @torch.no_grad()
-    def log_probs(
-        self, model: Any, input_ids: Tensor, attention_mask: Tensor, length: int, chunk: int | None
-    ) -> Tensor:
-        """As `score`, but only the log-probs, and without recording: for the KL reference."""
-        log_probs, size = [], chunk or len(input_ids)
-        for start in range(0, len(input_ids), size):
-            rows = slice(start, start + size)
-            inputs = {"input_ids": input_ids[rows], "attention_mask": attention_mask[rows]}
-            with self._accelerator.autocast(), evaluating(model):
-                output = model(**inputs, mask=attention_mask[rows, -length:], sparse_lm_head=True)
-            log_probs.append(output.log_probs)
-        return torch.cat(log_probs)
+            yield output
 
     @torch.no_grad()
     def score_batch(self, model: Any, inputs: Mapping[str, Any], chunk: int | None) -> dict[str, Tensor]:
