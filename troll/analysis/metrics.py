@@ -300,7 +300,7 @@ SUMMARIES = _by_name(
 )
 """Summaries that claims may name besides pass@k, in the order of error messages."""
 PRESENT_NAMES = {summary.stored: name for name, summary in SUMMARIES.items() if summary.stored}
-"""Present name by stored name; older claims may use the stored one."""
+"""Present name by stored name, where they differ."""
 
 
 def markdown(entries: Collection[Metric | Summary]) -> str:

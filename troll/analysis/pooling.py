@@ -108,8 +108,8 @@ def reml(effects: ArrayLike, errors: ArrayLike, design: ArrayLike | None = None)
     return float(grid[least])
 
 
-def pool(effects: ArrayLike, errors: ArrayLike, *, level: float = LEVEL) -> Pooled:
-    """The average of ``effects [K]``, K > 1, with its interval and the 95 % prediction interval.
+def pool(effects: ArrayLike, errors: ArrayLike) -> Pooled:
+    """The average of ``effects [K]``, K > 1, with its 95 % interval and the 95 % prediction interval.
 
     ``errors`` are the variances ``[K]`` of independent effects or a covariance ``[K, K]``; a variance may be
     zero, where all seeds agree exactly.
@@ -120,7 +120,7 @@ def pool(effects: ArrayLike, errors: ArrayLike, *, level: float = LEVEL) -> Pool
     between = reml(y, v)
     average, variance = _fit(y, v, np.ones((y.size, 1)), between)
     estimate, error = float(average[0]), math.sqrt(variance[0, 0])
-    half = float(stats.t.ppf((1 + level) / 2, y.size - 1)) * error
+    half = float(stats.t.ppf((1 + LEVEL) / 2, y.size - 1)) * error
     further = math.nan
     if y.size > 2:
         further = float(stats.t.ppf((1 + LEVEL) / 2, y.size - 2)) * math.sqrt(between + error**2)

@@ -32,22 +32,18 @@ class Interval:
         """The estimate and its interval as table columns: ``name``, ``name_low`` and ``name_high``."""
         return {name: self.estimate, f"{name}_low": self.low, f"{name}_high": self.high}
 
-    def reading(self, margin: float = 0.0) -> str:
+    def reading(self) -> str:
         """Classifies the interval of a difference.
 
-        "higher" if the whole interval is above ``margin``, "lower" if it is below ``-margin``, "equivalent"
-        if the margin is positive and contains the interval, otherwise "no clear difference" (also without an
-        interval). "one seed only" for a single seed, whose interval does not cover other training runs.
+        "higher" if the whole interval is above zero, "lower" if it is below zero, otherwise "no clear
+        difference" (also without an interval). "one seed only" for a single seed, whose interval does not
+        cover other training runs.
         """
         if self.seeds < 2:
             return "one seed only"
-        if self.low > margin:
+        if self.low > 0:
             return "higher"
-        if self.high < -margin:
-            return "lower"
-        if margin > 0 and -margin <= self.low and self.high <= margin:
-            return "equivalent"
-        return "no clear difference"
+        return "lower" if self.high < 0 else "no clear difference"
 
 
 def interval_columns(name: str, interval: Interval | None) -> dict[str, float]:
@@ -106,7 +102,7 @@ def seed_interval(scores: ArrayLike, *, level: float = LEVEL) -> Interval:
     return Interval(estimate, estimate - half, estimate + half, level, seeds, items)
 
 
-def paired_difference(scores: ArrayLike, baseline: ArrayLike, *, level: float = LEVEL) -> Interval:
+def paired_difference(scores: ArrayLike, baseline: ArrayLike) -> Interval:
     """Interval of ``scores - baseline``, both ``[S, I]`` with the same seeds and items.
 
     Pairing removes variation that both methods share: the seed's rollout prompts and each item's difficulty.
@@ -114,7 +110,7 @@ def paired_difference(scores: ArrayLike, baseline: ArrayLike, *, level: float = 
     first, second = _matrix(scores), _matrix(baseline)
     if first.shape != second.shape:
         raise ValueError(f"paired scores must have the same shape, got {first.shape} and {second.shape}")
-    return seed_interval(first - second, level=level)
+    return seed_interval(first - second)
 
 
 def probability_of_improvement(scores: ArrayLike, baseline: ArrayLike) -> Array:
@@ -185,7 +181,7 @@ def equivalence_p_value(differences: ArrayLike, margin: float) -> float:
     return float(DescrStatsW(array).ttost_mean(-margin, margin)[0])
 
 
-def trimmed_mean(values: ArrayLike, share: float, *, level: float = LEVEL) -> tuple[Interval, float]:
+def trimmed_mean(values: ArrayLike, share: float) -> tuple[Interval, float]:
     """A trimmed mean over ``[S]`` seeds with its interval, and the p-value of a mean of 0.
 
     Student's interval from the winsorised variance, computed by scipy; ``share`` of the seeds, rounded down
@@ -198,9 +194,9 @@ def trimmed_mean(values: ArrayLike, share: float, *, level: float = LEVEL) -> tu
     low, high, p_value = math.nan, math.nan, math.nan
     if kept >= 2:
         error = float(stats.mstats.trimmed_stde(array, limits))
-        low, high = map(float, stats.mstats.trimmed_mean_ci(array, limits, alpha=1 - level))
+        low, high = map(float, stats.mstats.trimmed_mean_ci(array, limits, alpha=1 - LEVEL))
         p_value = float(2 * stats.t.sf(abs(estimate) / error, kept - 1) if error else estimate == 0)
-    return Interval(estimate, low, high, level, array.size, 1), p_value
+    return Interval(estimate, low, high, LEVEL, array.size, 1), p_value
 
 
 def holm(p_values: ArrayLike) -> Array:
@@ -217,21 +213,15 @@ def holm(p_values: ArrayLike) -> Array:
     return adjusted
 
 
-def seeds_needed(
-    spread: float, difference: float, *, power: float = POWER, level: float = LEVEL, most: int = 1000
-) -> int | None:
-    """Least number of seeds, at least 2, at which Student's paired test detects a difference with this power.
+def seeds_needed(spread: float, difference: float, *, most: int = 1000) -> int | None:
+    """Least number of seeds, at least 2, at which Student's paired test detects a difference with `POWER`.
 
     ``spread`` is the standard deviation of the paired differences over seeds, in the same unit; the power is
     that of `paired_power`. None if ``most`` seeds are not enough or the spread is NaN.
     """
     if math.isnan(spread):
         return None
-
-    def enough(seeds: int) -> bool:
-        return paired_power(spread, difference, seeds, level=level) >= power
-
-    return least_enough(enough, 1, most)
+    return least_enough(lambda seeds: paired_power(spread, difference, seeds) >= POWER, 1, most)
 
 
 def least_enough(enough: Callable[[int], bool], few: int, many: int) -> int | None:
@@ -244,7 +234,7 @@ def least_enough(enough: Callable[[int], bool], few: int, many: int) -> int | No
     return many
 
 
-def paired_power(spread: float, difference: float, seeds: int, *, level: float = LEVEL) -> float:
+def paired_power(spread: float, difference: float, seeds: int) -> float:
     """Chance that Student's paired test over ``seeds`` seeds detects a true difference.
 
     P(|T| > t_crit) for T noncentral t with S - 1 degrees of freedom and noncentrality
@@ -252,21 +242,21 @@ def paired_power(spread: float, difference: float, seeds: int, *, level: float =
     """
     if spread == 0:
         return 1.0
-    critical = stats.t.ppf((1 + level) / 2, seeds - 1)
+    critical = stats.t.ppf((1 + LEVEL) / 2, seeds - 1)
     shift = abs(difference) * math.sqrt(seeds) / spread
     # Far in the tail scipy's noncentral t is NaN; the chance of the wrong sign is zero there.
     wrong = float(np.nan_to_num(stats.nct.cdf(-critical, seeds - 1, shift)))
     return float(stats.nct.sf(critical, seeds - 1, shift)) + wrong
 
 
-def spread_interval(spread: float, seeds: int, level: float = LEVEL) -> tuple[float, float]:
-    """Interval of the standard deviation of normal values: spread * sqrt((S - 1) / chi2 quantile).
+def spread_interval(spread: float, seeds: int) -> tuple[float, float]:
+    """95 % interval of the standard deviation of normal values: spread * sqrt((S - 1) / chi2 quantile).
 
     NaN for fewer than two seeds.
     """
     if seeds < 2 or math.isnan(spread):
         return math.nan, math.nan
-    tails = stats.chi2.ppf([(1 + level) / 2, (1 - level) / 2], seeds - 1)
+    tails = stats.chi2.ppf([(1 + LEVEL) / 2, (1 - LEVEL) / 2], seeds - 1)
     low, high = spread * np.sqrt((seeds - 1) / tails)
     return float(low), float(high)
 

@@ -144,7 +144,7 @@ def benchmark_table(
         if not separator:
             raise UserError(f"{item}: expected LABEL=DIRECTORY")
         files = Path(directory, "grades.json"), Path(directory, "samples.jsonl")
-        rows.append(read_answers(label, *files, beside=out.parent))
+        rows.append(read_answers(label, *files, directory=out.parent))
     write_table(make(rows, read_mapping(skipped) if skipped else {}), out)
 
 

@@ -36,14 +36,11 @@ def collect(
     if archive != out:
         tables.write_whole(tidy, out)
     if planned.expected is not None:
-        write_plan(
-            out,
-            planned.expected,
-            planned.skipped,
-            find_substitutes(places),
-            set(tidy.runs.loc[tidy.runs["mixed"], "run_id"].astype(str)),
-            ledger,
-            summary=planned.summary,
-            rehearsal=rehearsed(places),
-        )
+        found = {
+            "substitutes": find_substitutes(places),
+            "mixed": sorted(set(tidy.runs.loc[tidy.runs["mixed"], "run_id"].astype(str))),
+            "claims": list(ledger),
+            "rehearsal": rehearsed(places),
+        }
+        write_plan(out, planned.model_copy(update=found))
     return int(tidy.runs["run_id"].nunique())

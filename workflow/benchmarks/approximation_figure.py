@@ -36,35 +36,35 @@ _PANELS = (
 )
 
 
+@styled()
 def approximation_figure(errors: pd.DataFrame) -> Figure:
     """Draws three panels of errors over K, with a line per dropped mass and logarithmic axes."""
-    with styled():
-        figure = Figure(figsize=(7.2, 2.5), layout="constrained")
-        panels = figure.subplots(1, len(_PANELS))
-        for axes, (name, label) in zip(panels, _PANELS, strict=True):
-            masses: list[float] = sorted(errors["dropped_mass"].unique().tolist(), reverse=True)
-            for place, (marker, mass) in enumerate(zip(_markers(), masses, strict=False)):
-                line = errors[errors["dropped_mass"] == mass].sort_values("keep")
-                values = 1.0 - line["gradient_cosine"] if name == "gradient_error" else line[name]
-                # Smaller values are float64 rounding errors.
-                share = place / max(len(masses) - 1, 1)
-                axes.plot(
-                    line["keep"],
-                    values.clip(lower=1e-14),
-                    marker=marker,
-                    # Later lines are darker and smaller, so that coinciding markers are all visible.
-                    color=_SHADES(0.92 * (1 - share)),
-                    markersize=6.5 - 4 * share,
-                    linewidth=3 - 2.2 * share,
-                    label=_power(mass),
-                )
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axes.set_xlabel("kept tokens K, at most")
-            axes.set_ylabel(label)
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, title="dropped mass", loc="outside upper center", ncols=len(labels))
+    figure = Figure(figsize=(7.2, 2.5), layout="constrained")
+    panels = figure.subplots(1, len(_PANELS))
+    for axes, (name, label) in zip(panels, _PANELS, strict=True):
+        masses: list[float] = sorted(errors["dropped_mass"].unique().tolist(), reverse=True)
+        for place, (marker, mass) in enumerate(zip(_markers(), masses, strict=False)):
+            line = errors[errors["dropped_mass"] == mass].sort_values("keep")
+            values = 1.0 - line["gradient_cosine"] if name == "gradient_error" else line[name]
+            # Smaller values are float64 rounding errors.
+            share = place / max(len(masses) - 1, 1)
+            axes.plot(
+                line["keep"],
+                values.clip(lower=1e-14),
+                marker=marker,
+                # Later lines are darker and smaller, so that coinciding markers are all visible.
+                color=_SHADES(0.92 * (1 - share)),
+                markersize=6.5 - 4 * share,
+                linewidth=3 - 2.2 * share,
+                label=_power(mass),
+            )
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.set_xlabel("kept tokens K, at most")
+        axes.set_ylabel(label)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, title="dropped mass", loc="outside upper center", ncols=len(labels))
     return figure
 
 

@@ -188,23 +188,23 @@ def _judge(
             # A base model has one set of samples, from which no covariance of differences can be estimated.
             trained = [(cell, origins[cell]) for cell in baselines if cell.trust_region != BASE]
             shared = tuple(trained) or None
-            one = measured.setdefault(key, _Measured([experiment], line, baselines, {}, shared))
-            one.differences |= {
-                seed: value for seed, value in differences.items() if seed not in one.differences
-            }
+            setting = measured.setdefault(key, _Measured([experiment], line, baselines, {}, shared))
+            setting.differences = differences | setting.differences
     counted = _with_other_batches(measured.values(), {name: runs for name, (runs, *_) in evidence.items()})
-    settings = [_setting(claim, one) for one in counted]
+    settings = [_setting(claim, measurement) for measurement in counted]
     why = next(filter(None, reasons), "") if not settings else ""
-    below: tuple[bool, ...] = ()
-    baseline_below_base: tuple[bool, ...] = ()
-    if claim.metric == "pass@1" and claim.compares_two_rules:
-        tables = {name: items for name, (*_, items) in evidence.items()}
-        below = tuple(all(_falls(tables[name], one.line) for name in one.experiments) for one in counted)
-        baseline_below_base = tuple(
-            all(_falls(tables[name], one.baselines) for name in one.experiments) for one in counted
-        )
     decision = decide(Side(claim.direction, claim.margin), settings, claim.least_seeds)
-    return ClaimVerdict(claim, decision, why, below, baseline_below_base)
+    if claim.metric != "pass@1" or not claim.compares_two_rules:
+        return ClaimVerdict(claim, decision, why)
+    tables = {name: items for name, (*_, items) in evidence.items()}
+
+    def below_base(setting: _Measured, line: _Line) -> bool:
+        return all(_falls(tables[name], line) for name in setting.experiments)
+
+    below = tuple(below_base(setting, setting.line) for setting in counted)
+    return ClaimVerdict(
+        claim, decision, why, below, tuple(below_base(setting, setting.baselines) for setting in counted)
+    )
 
 
 @dataclass
@@ -225,22 +225,22 @@ _OF_ANOTHER_BATCH = 10.0**6
 def _with_other_batches(measured: Iterable[_Measured], runs: Mapping[str, pd.DataFrame]) -> list[_Measured]:
     """Joins what differs in batch size or machine alone, so that a task is not counted once for each."""
     joined: list[_Measured] = []
-    for one in measured:
+    for setting in measured:
         for other in joined:
-            if (one.line, one.baselines) == (other.line, other.baselines) and all(
+            if (setting.line, setting.baselines) == (other.line, other.baselines) and all(
                 same_but_for_batches(
-                    cell.rows(runs[one.experiments[0]]), cell.rows(runs[other.experiments[0]])
+                    cell.rows(runs[setting.experiments[0]]), cell.rows(runs[other.experiments[0]])
                 )
-                for cell in (*one.line, *one.baselines)
+                for cell in (*setting.line, *setting.baselines)
                 if cell.trust_region != BASE
             ):
                 shift = _OF_ANOTHER_BATCH * len(other.experiments)
-                other.differences |= {shift + seed: value for seed, value in one.differences.items()}
-                other.experiments += one.experiments
-                other.shared = None if other.shared is None else (other.shared, one.shared)
+                other.differences |= {shift + seed: value for seed, value in setting.differences.items()}
+                other.experiments += setting.experiments
+                other.shared = None if other.shared is None else (other.shared, setting.shared)
                 break
         else:
-            joined.append(one)
+            joined.append(setting)
     return joined
 
 

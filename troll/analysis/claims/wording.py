@@ -213,8 +213,8 @@ def _missing(entry: ClaimVerdict) -> str:
     """How many more seeds would decide which way, if differences stay as they are."""
     decision, settings = entry.decision, entry.decision.settings
     if decision.seeds is not None:
-        lacking = decision.seeds - min(setting.seeds for setting in settings)
-        more = f"about {counted(lacking, 'more seed')} in each setting would"
+        missing = decision.seeds - min(setting.seeds for setting in settings)
+        more = f"about {counted(missing, 'more seed')} in each setting would"
         if decision.deciding is None or len(settings) == 1:
             return f"{more} decide, if differences stay as they are"
         outcome = {

@@ -73,8 +73,8 @@ def append_run(directory: Path, results: Path, key: str) -> None:
     Processes wait for one another, and a file is replaced whole: whenever this is killed, the tables hold
     what they held before, or the new run as well, or neither it nor the one that it replaces.
     """
-    if lacking := [name for name in _FINISHED if not (directory / name).is_file()]:
-        raise UserError(f"{directory / lacking[0]}: missing; only finished runs that are graded can be kept")
+    if missing := [name for name in _FINISHED if not (directory / name).is_file()]:
+        raise UserError(f"{directory / missing[0]}: missing; only finished runs that are graded can be kept")
     of_run = (directory / "run.yaml").exists()
     tidy = read_directories(*(([directory], []) if of_run else ([], [directory])))
     rows = on_disk(tidy)
@@ -115,20 +115,20 @@ def take(
         raise UserError(f"{results}: no runs are planned; name them in the plan's keys")
     known = archived_runs(released) if released else {}
     archived, from_release = archived_runs(results), set[str]()
-    made = []
+    needed = []
     for name, key in keys.items():
         if name in archived and archived[name].counts_as(key):
             continue
         if name in known and known[name].counts_as(key) and name not in directories:
             from_release.add(name)
         else:
-            made.append(name)
-    if absent := [run_id for run_id in made if run_id not in directories]:  # before the first is appended
+            needed.append(name)
+    if absent := [run_id for run_id in needed if run_id not in directories]:  # before the first is appended
         raise UserError(
             f"{results / TIDY}: has no run {absent[0]} as it is planned, and none was made here "
             f"({len(absent)} of {len(keys)} are missing); run the workflow again"
         )
-    for run_id in made:
+    for run_id in needed:
         append_run(directories[run_id], results, keys[run_id])
     now = archived_runs(results)
     for run_id, key in keys.items():

@@ -46,14 +46,14 @@ class Predicted:
         return self.low - 1e-9 <= self.difference <= self.high + 1e-9
 
 
-def predictions(ours: pd.DataFrame, theirs: pd.DataFrame, *, baseline: str = BASELINE) -> list[Predicted]:
+def predictions(ours: pd.DataFrame, theirs: pd.DataFrame) -> list[Predicted]:
     """Each method's difference from the baseline in test pass@1, where both tables have equal settings."""
     ours, theirs = (frame[frame["trust_region"] != BASE] for frame in (ours, theirs))
     changed = _changed(ours, theirs)
-    new_by_cell, old_by_cell = (_differences(frame, baseline) for frame in (ours, theirs))
+    new_by_cell, old_by_cell = (_differences(frame) for frame in (ours, theirs))
     predicted = []
     for cell in sorted(new_by_cell.keys() & old_by_cell.keys(), key=cell_order):
-        if {cell, cell.with_trust_region(baseline)} & changed or len(old_by_cell[cell]) < 2:
+        if {cell, cell.with_trust_region(BASELINE)} & changed or len(old_by_cell[cell]) < 2:
             continue
         new, old = new_by_cell[cell], old_by_cell[cell]
         spread = float(old.std(ddof=1)) * math.sqrt(1 / len(old) + 1 / len(new))
@@ -71,7 +71,7 @@ def replicates(predicted: list[Predicted]) -> bool:
     return bool(predicted) and chance > 1 - LEVEL + 1e-9  # a single setting that misses has exactly 1 - LEVEL
 
 
-def describe_replication(predicted: list[Predicted], baseline: str = BASELINE) -> list[str]:
+def describe_replication(predicted: list[Predicted]) -> list[str]:
     """The verdict as lines of text: how many settings are as predicted, and which are not."""
     if not predicted:
         return ["Nothing to replicate: no setting here has two methods that the release has with two seeds"]
@@ -81,7 +81,7 @@ def describe_replication(predicted: list[Predicted], baseline: str = BASELINE) -
     what = "settings" if len(methods) == 1 else "comparisons"
     lines = [
         f"{word}: {len(predicted) - len(outside)} of {len(predicted)} {what} lie within the 95 % prediction "
-        f"interval of the release ({' and '.join(methods)} minus {baseline}, test {_METRIC})"
+        f"interval of the release ({' and '.join(methods)} minus {BASELINE}, test {_METRIC})"
     ]
     return lines + [f"  outside: {_line(prediction, named=len(methods) > 1)}" for prediction in outside]
 
@@ -96,7 +96,7 @@ def _line(prediction: Predicted, *, named: bool) -> str:
     )
 
 
-def _differences(runs: pd.DataFrame, baseline: str) -> dict[Cell, np.ndarray]:
+def _differences(runs: pd.DataFrame) -> dict[Cell, np.ndarray]:
     """The paired differences over seeds by method and setting."""
     tested = runs[(runs["source"] == "test") & (runs["metric"] == _METRIC)]
     scores = {
@@ -105,8 +105,8 @@ def _differences(runs: pd.DataFrame, baseline: str) -> dict[Cell, np.ndarray]:
     }
     changes = {}
     for cell, values in scores.items():
-        before = scores.get(cell.with_trust_region(baseline))
-        if before is None or cell.trust_region == baseline:
+        before = scores.get(cell.with_trust_region(BASELINE))
+        if before is None or cell.trust_region == BASELINE:
             continue
         change = (values - before).dropna()
         if len(change):

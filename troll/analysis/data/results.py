@@ -1,6 +1,6 @@
 """The results of an experiment: its tidy tables and its plan."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,65 +18,43 @@ PLAN = "plan.json"
 """File beside the tidy tables: planned and skipped runs, and data sets that replace the paper's."""
 
 
-class _Planned(StrictModel):
+class Plan(StrictModel):
+    """An experiment's plan and, after collecting, what is known of its runs; the contents of `PLAN`."""
+
+    # coordinates of the planned runs, each with the ``rule`` of its trust region
     expected: list[dict[str, Any]] | None = None
-    skipped: dict[str, str] = Field({})
-    summary: str = ""
-
-
-class Plan(_Planned):
-    """The plan that the workflow passes to the collecting job; the other fields are those of `Results`."""
-
-    keys: dict[str, str] = Field({})  # key of each planned run by run id, including base models
-
-
-class _PlanFile(_Planned):
-    substitutes: dict[str, str] = Field({})
-    mixed: list[str] = Field([])
-    rehearsal: bool = False
-    claims: list[str] = Field([])
+    skipped: dict[str, str] = Field({})  # reason by task, for tasks that this machine cannot run
+    substitutes: dict[str, str] = Field({})  # the data set that replaces the paper's, by task
+    mixed: list[str] = Field([])  # ids of runs that were admitted although their provenance differs
+    claims: list[str] = Field([])  # the experiment file's claims files; empty: those of the package
+    summary: str = ""  # the experiment file's one-line summary
+    rehearsal: bool = False  # whether these are runs of `troll rehearse`, with meaningless numbers
+    # key of each planned run by run id, including base models; only the collecting job reads it
+    keys: dict[str, str] = Field({})
 
 
 @dataclass(frozen=True)
 class Results:
-    """The inputs of tables, figures and verdicts."""
+    """The inputs of tables, figures and verdicts; the fields after the tables are those of `Plan`."""
 
     runs: pd.DataFrame
     items: pd.DataFrame
-    # coordinates of the planned runs, each with the ``rule`` of its trust region
     expected: Sequence[Mapping[str, object]] | None = None
-    # reason by task, for tasks that this machine cannot run
     skipped: Mapping[str, str] = field(default_factory=dict)
-    # the data set that replaces the paper's, by task
     substitutes: Mapping[str, str] = field(default_factory=dict)
-    mixed: Sequence[str] = ()  # ids of runs that were admitted although their provenance differs
-    rehearsal: bool = False  # whether these are runs of `troll rehearse`, with meaningless numbers
-    # the experiment file's claims files; empty: those of the package
+    mixed: Sequence[str] = ()
     claims: Sequence[str] = ()
-    summary: str = ""  # the experiment file's one-line summary
+    summary: str = ""
+    rehearsal: bool = False
 
 
-def write_plan(
-    directory: Path,
-    expected: Sequence[Mapping[str, object]],
-    skipped: Mapping[str, str],
-    substitutes: Mapping[str, str] | None = None,
-    mixed: Collection[str] = (),
-    claims: Sequence[str] = (),
-    *,
-    summary: str = "",
-    rehearsal: bool = False,
-) -> None:
-    """Writes the plan of an experiment to its results directory."""
-    plan = {"expected": [dict(run) for run in expected], "skipped": dict(skipped)}
-    further = {
-        "substitutes": dict(substitutes or {}),
-        "mixed": sorted(mixed),
-        "claims": list(claims),
-        "summary": summary,
-        "rehearsal": rehearsal,
-    }
-    write_json(directory / PLAN, plan | {name: value for name, value in further.items() if value})
+def write_plan(directory: Path, plan: Plan) -> None:
+    """Writes the plan of an experiment to its results directory, without ``keys`` and empty fields."""
+    fields = plan.model_dump(exclude={"keys"})
+    write_json(
+        directory / PLAN,
+        {name: value for name, value in fields.items() if value or name in ("expected", "skipped")},
+    )
 
 
 def rehearsed(directories: Sequence[Path]) -> bool:
@@ -93,12 +71,12 @@ def read_results(directory: Path) -> Results:
     Runs that are not planned are left out; the tables of a board that grows rule by rule may have some.
     """
     path = directory / PLAN
-    plan = validated(_PlanFile, read_json(path) if path.exists() else {}, path)
+    plan = validated(Plan, read_json(path) if path.exists() else {}, path)
     tidy = read_tidy(directory)
     if plan.expected is not None:
         tidy = _planned(tidy, plan.expected)
     tidy = marked(tidy, plan.mixed)
-    return Results(tidy.runs, tidy.items, **dict(plan))
+    return Results(tidy.runs, tidy.items, **plan.model_dump(exclude={"keys"}))
 
 
 _PLANNED = ("model", "task", "trust_region", "estimator", "condition", "seed")
@@ -106,12 +84,9 @@ _PLANNED = ("model", "task", "trust_region", "estimator", "condition", "seed")
 
 def _planned(tidy: Tidy, expected: Sequence[Mapping[str, object]]) -> Tidy:
     """The rows of planned runs and base models."""
-    names = [name for name in _PLANNED if all(name in run for run in expected)]
-    if not names:
-        return tidy
-    planned = {tuple(str(run[name]) for name in names) for run in expected}
+    planned = {tuple(str(run.get(name)) for name in _PLANNED) for run in expected}
     table = tidy.runs[["run_id", *_PLANNED]].drop_duplicates("run_id").astype(str)
-    rows = zip(*(table[name] for name in ("run_id", "trust_region", *names)), strict=True)
+    rows = zip(*(table[name] for name in ("run_id", "trust_region", *_PLANNED)), strict=True)
     kept = [run_id for run_id, region, *row in rows if region == BASE or tuple(row) in planned]
     return tidy if len(kept) == len(table) else tidy.of_runs(kept)
 

@@ -72,8 +72,8 @@ def read_run_files(path: Path) -> RunFiles:
 
 def read_base_files(path: Path) -> RunFiles:
     """Reads the directory of a graded base model."""
-    made = _read_manifest(path / "manifest.json", required=False)
-    return RunFiles(*made, _read_grades(path / "grades.json", 0))
+    manifest = _read_manifest(path / "manifest.json", required=False)
+    return RunFiles(*manifest, _read_grades(path / "grades.json", 0))
 
 
 def _coordinates(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:

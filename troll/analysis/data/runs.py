@@ -100,14 +100,14 @@ def read_directories(
 def _check_prompts(directories: Sequence[_Directory]) -> None:
     """Refuses runs of a model on a task that read other prompts than the rest, as token ids."""
     first: dict[tuple[str, ...], tuple[str, Path]] = {}
-    for one in directories:
-        for use, digest in one.prompts.items():
-            where = (*(str(one.coordinates[name]) for name in ("experiment", "model", "task")), use)
-            other, path = first.setdefault(where, (digest, one.path))
+    for directory in directories:
+        for use, digest in directory.prompts.items():
+            where = (*(str(directory.coordinates[name]) for name in ("experiment", "model", "task")), use)
+            other, path = first.setdefault(where, (digest, directory.path))
             if other != digest:
                 raise UserError(
-                    f"{path} and {one.path}: the same {use} problems had prompts of other token ids, so "
-                    "tokenizer or chat template differ; run one of them again"
+                    f"{path} and {directory.path}: the same {use} problems had prompts of other token ids, "
+                    "so tokenizer or chat template differ; run one of them again"
                 )
 
 

@@ -20,11 +20,12 @@ from troll.analysis.statistics import Array, Interval, paired_difference, pass_a
 from troll.common.errors import NOT_FINITE, UserError
 from troll.common.seeding import derive_seed
 
-BASELINE = "clip"
+BASELINE, METHOD = "clip", "troll"
+"""The two rules that tables and figures put side by side."""
 COLLAPSED = 0.5
 """A run that ends below this share of its base model's test pass@1 has collapsed."""
 
-_LEADING = (BASE, BASELINE, "troll")
+_LEADING = (BASE, BASELINE, METHOD)
 _LEADING_ESTIMATORS = ("", "grpo", "dr-grpo")
 _Result = TypeVar("_Result")
 

@@ -128,9 +128,9 @@ def read_table_file(path: Path, columns: Collection[str] = ()) -> pd.DataFrame:
     try:
         names = [name for name in pq.read_schema(path).names if dtypes.get(name) == _STRING]
         with pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=names) as file:
-            lacking = [name for name in _ON_DISK if name not in file.schema_arrow.names]
-            if lacking:
-                raise UserError(f"{path}: column {lacking[0]} is missing; {_REMEDY}")
+            missing = [name for name in _ON_DISK if name not in file.schema_arrow.names]
+            if missing:
+                raise UserError(f"{path}: column {missing[0]} is missing; {_REMEDY}")
             table = file.read(columns=list(dtypes))
         types = {field.name: field.type for field in table.schema}
         if types != {name: _IN_MEMORY[dtype] for name, dtype in dtypes.items()}:

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from troll.analysis.data.summaries import BASELINE, Cell, difference, require_one
+from troll.analysis.data.summaries import BASELINE, Cell, difference
 from troll.analysis.render.formats import points_tick
 from troll.analysis.render.panels import grid
 from troll.analysis.render.style import MethodStyles, empty, styled
@@ -16,28 +16,27 @@ _SPREAD = 0.6
 """Width of a kind's base models, as a share of the distance between kinds."""
 
 
-def base_models_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> Figure:
+@styled()
+def base_models_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
     """Test pass@1 minus the baseline's: a row for each condition and estimator, a column for each task."""
-    require_one(runs)
-    kinds, compared = kinds_of(runs), compared_cells(runs, items, baseline)
+    kinds, compared = kinds_of(runs), compared_cells(runs, items)
     places = list(dict.fromkeys((cell.condition, cell.estimator) for cell in compared))
     tasks = sorted({cell.task for cell in compared})
     names = list(dict.fromkeys(kinds[cell.model] for cell in compared))
     several = len({estimator for _, estimator in places}) > 1
-    with styled():
-        figure, panels = grid(len(places), len(tasks), width=3.0, height=2.1, sharey="row")
-        if not compared:
-            empty(panels[0, 0], "no base models that differ by their seed alone")
-            return figure
-        styles = MethodStyles({cell.trust_region for cell in compared} | {baseline})
-        for row, place in enumerate(places):
-            for column, task in enumerate(tasks):
-                axes, setting = panels[row, column], (*place, task)
-                group = [cell for cell in compared if (cell.condition, cell.estimator, cell.task) == setting]
-                _panel(axes, items, group, names, kinds, styles, baseline)
-                axes.set_title(" · ".join([task, *(place if several else place[:1])]))
-            panels[row, 0].set_ylabel(f"difference from {baseline} (points)")
-        _legend(figure, styles, baseline)
+    figure, panels = grid(len(places), len(tasks), width=3.0, height=2.1, sharey="row")
+    if not compared:
+        empty(panels[0, 0], "no base models that differ by their seed alone")
+        return figure
+    styles = MethodStyles({cell.trust_region for cell in compared} | {BASELINE})
+    for row, place in enumerate(places):
+        for column, task in enumerate(tasks):
+            axes, setting = panels[row, column], (*place, task)
+            group = [cell for cell in compared if (cell.condition, cell.estimator, cell.task) == setting]
+            _panel(axes, items, group, names, kinds, styles)
+            axes.set_title(" · ".join([task, *(place if several else place[:1])]))
+        panels[row, 0].set_ylabel(f"difference from {BASELINE} (points)")
+    _legend(figure, styles)
     return figure
 
 
@@ -48,7 +47,6 @@ def _panel(
     names: list[str],
     kinds: dict[str, str],
     styles: MethodStyles,
-    baseline: str,
 ) -> None:
     axes.axhline(0, color="#1c1c1c", linewidth=0.8, zorder=1)
     for centre, name in enumerate(names):
@@ -56,7 +54,7 @@ def _panel(
         places = np.linspace(-_SPREAD / 2, _SPREAD / 2, len(members) + 2)[1:-1] + centre
         means: dict[str, list[float]] = {}
         for x, cell in zip(places, sorted(members, key=lambda cell: cell.model), strict=True):
-            gap = difference(items, cell, cell.with_trust_region(baseline))
+            gap = difference(items, cell, cell.with_trust_region(BASELINE))
             if gap is None:
                 continue
             colour, marker = styles.colour(cell.trust_region), styles.marker(cell.trust_region)
@@ -73,8 +71,8 @@ def _panel(
     axes.yaxis.set_major_formatter(points_tick)
 
 
-def _legend(figure: Figure, styles: MethodStyles, baseline: str) -> None:
-    shown = [name for name in styles.methods if name != baseline]
+def _legend(figure: Figure, styles: MethodStyles) -> None:
+    shown = [name for name in styles.methods if name != BASELINE]
     handles = [styles.mark(name, 1.2) for name in shown]
     handles.append(Line2D([], [], color="#6b6b6b", linewidth=2.4, alpha=0.45))
     labels = [*(f"{name}, one base model" for name in shown), "mean of the base models"]

@@ -14,6 +14,7 @@ from matplotlib.patches import Polygon
 
 from troll.analysis.data.summaries import (
     BASELINE,
+    METHOD,
     Cell,
     cell_order,
     condition_order,
@@ -46,26 +47,26 @@ class Line:
     variance: float
 
 
-def forest_lines(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> list[Line]:
+def forest_lines(runs: pd.DataFrame, items: pd.DataFrame) -> list[Line]:
     """The unique settings of one or several experiments, without variants of rules, in display order."""
-    family = comparison_family(runs, items, baseline=baseline)
+    family = comparison_family(runs, items)
     names = dict.fromkeys(map(str, runs["experiment"]))
     varied = {name: variants(runs[runs["experiment"] == name]) for name in names}
     lines = []
     for row in family.to_dict("records"):
         cell = Cell(**{name: str(row[name]) for name in GROUP})
-        if cell.trust_region in varied[row["experiment"]] or row["against"] != baseline:
+        if cell.trust_region in varied[row["experiment"]] or row["against"] != BASELINE:
             continue
         experiment_items = items[items["experiment"] == row["experiment"]]
-        differences = seed_differences(experiment_items, cell, cell.with_trust_region(baseline))
+        differences = seed_differences(experiment_items, cell, cell.with_trust_region(BASELINE))
         ends = row["difference"], row["difference_low"], row["difference_high"]
         lines.append(Line(cell, *ends, row["seeds"], sd(differences) ** 2 / max(differences.size, 1)))
     return sorted(lines, key=lambda line: (condition_order(line.cell.condition), cell_order(line.cell)))
 
 
-def averages(lines: Sequence[Line], method: str) -> dict[str, Pooled]:
-    """Averages by condition, for those with at least three settings; else over all settings, named ""."""
-    of_method = [line for line in lines if line.cell.trust_region == method and line.seeds > 1]
+def averages(lines: Sequence[Line]) -> dict[str, Pooled]:
+    """The averages of TROLL by condition with at least three settings; else over all settings, named ""."""
+    of_method = [line for line in lines if line.cell.trust_region == METHOD and line.seeds > 1]
     groups = {
         name: [line for line in of_method if line.cell.condition == name] for name in _conditions(of_method)
     }
@@ -82,27 +83,27 @@ def _conditions(lines: Sequence[Line]) -> list[str]:
     return list(dict.fromkeys(line.cell.condition for line in lines))
 
 
-def forest_figure(runs: pd.DataFrame, items: pd.DataFrame, *, method: str = "troll") -> Figure:
+@styled()
+def forest_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
     """Differences from the baseline in test pass@1 by setting, and their averages by condition."""
     lines = forest_lines(runs, items)
-    pooled = averages(lines, method)
+    pooled = averages(lines)
     columns = _columns(lines, pooled)
     rows = max(map(sum, (column.values() for column in columns)), default=0)
-    with styled():
-        size = (_WIDTH * max(1, len(columns)), max(1.6, 0.75 + _LINE * (rows + 1)))
-        figure = Figure(figsize=size, layout="constrained")
-        panels = figure.subplots(1, max(1, len(columns)), sharex=True, squeeze=False)[0]
-        if not lines:
-            empty(panels[0], "no runs")
-            return figure
-        styles = MethodStyles({line.cell.trust_region for line in lines} | {BASELINE})
-        several = {name for name in GROUP if len({getattr(line.cell, name) for line in lines}) > 1}
-        for axes, column in zip(panels, columns, strict=True):
-            members = [line for line in lines if line.cell.condition in column]
-            means = {name: mean for name, mean in pooled.items() if name in column}
-            _draw(axes, members, means, styles, several)
-            axes.set_ylim(rows - 0.4, -0.6)
-        _legend(figure, styles, averaged=bool(pooled))
+    size = (_WIDTH * max(1, len(columns)), max(1.6, 0.75 + _LINE * (rows + 1)))
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(1, max(1, len(columns)), sharex=True, squeeze=False)[0]
+    if not lines:
+        empty(panels[0], "no runs")
+        return figure
+    styles = MethodStyles({line.cell.trust_region for line in lines} | {BASELINE})
+    several = {name for name in GROUP if len({getattr(line.cell, name) for line in lines}) > 1}
+    for axes, column in zip(panels, columns, strict=True):
+        members = [line for line in lines if line.cell.condition in column]
+        means = {name: mean for name, mean in pooled.items() if name in column}
+        _draw(axes, members, means, styles, several)
+        axes.set_ylim(rows - 0.4, -0.6)
+    _legend(figure, styles, averaged=bool(pooled))
     return figure
 
 

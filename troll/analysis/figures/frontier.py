@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 
 from troll.analysis.data.divergence import late_divergences
-from troll.analysis.data.summaries import Cell, cell_order, per_run, require_one, variants
+from troll.analysis.data.summaries import Cell, cell_order, per_run, variants
 from troll.analysis.figures.sensitivity import base_line, measured
 from troll.analysis.metrics import SHARE, SUMMARIES, Summary
 from troll.analysis.render.formats import percent_tick
@@ -25,6 +25,7 @@ _BESIDE = (((3, -6.5), "left"), ((-3, 3), "right"), ((3, 3), "left"))
 """Offsets of labels from the marker in points and their alignment, assigned to families in turn."""
 
 
+@styled()
 def frontier_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
     """Test pass@1 against late KL: a panel for each setting in which variants of a rule were run.
 
@@ -32,31 +33,29 @@ def frontier_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
     variants' names. Markers are means over seeds, bars Student's 95 % intervals over seeds. The dotted line
     is the base model.
     """
-    require_one(runs)
     summary, defaults = per_run(runs), variants(runs)
     late = late_divergences(summary)
     varied = {cell.with_trust_region("") for cell in late if cell.trust_region in defaults}
     settings = sorted(varied, key=cell_order)
-    with styled():
-        columns = min(len(settings), _COLUMNS)
-        figure, panels = grid(-(-len(settings) // _COLUMNS), columns, width=3.7, height=3.1)
-        if not settings:
-            empty(panels[0, 0], "no variants were run")
-            return figure
-        members: dict[tuple[Cell, str], list[Cell]] = {}
-        for cell in sorted(late, key=late.__getitem__):
-            family = defaults.get(cell.trust_region, cell.trust_region)
-            members.setdefault((cell.with_trust_region(""), family), []).append(cell)
-        styles = MethodStyles({family for setting, family in members if setting in varied})
-        for row, line in enumerate(wrapped(settings, _COLUMNS)):
-            for axes, setting in zip(panels[row], line, strict=False):
-                for family in styles.methods:
-                    _draw(axes, family, members.get((setting, family), ()), summary, items, styles)
-                _finish(axes, setting, settings, items, styles)
-            limits([axes for axes in panels[row] if axes.lines], SUCCESS)
-        for axes in panels.flat[len(settings) :]:
-            axes.set_axis_off()
-        legend(figure, styles, base=True, marked=True)
+    columns = min(len(settings), _COLUMNS)
+    figure, panels = grid(-(-len(settings) // _COLUMNS), columns, width=3.7, height=3.1)
+    if not settings:
+        empty(panels[0, 0], "no variants were run")
+        return figure
+    members: dict[tuple[Cell, str], list[Cell]] = {}
+    for cell in sorted(late, key=late.__getitem__):
+        family = defaults.get(cell.trust_region, cell.trust_region)
+        members.setdefault((cell.with_trust_region(""), family), []).append(cell)
+    styles = MethodStyles({family for setting, family in members if setting in varied})
+    for row, line in enumerate(wrapped(settings, _COLUMNS)):
+        for axes, setting in zip(panels[row], line, strict=False):
+            for family in styles.methods:
+                _draw(axes, family, members.get((setting, family), ()), summary, items, styles)
+            _finish(axes, setting, settings, items, styles)
+        limits([axes for axes in panels[row] if axes.lines], SUCCESS)
+    for axes in panels.flat[len(settings) :]:
+        axes.set_axis_off()
+    legend(figure, styles, base=True, marked=True)
     return figure
 
 

@@ -17,7 +17,6 @@ from troll.analysis.data.summaries import (
     difference,
     interval,
     method_order,
-    require_one,
     trained_cells,
 )
 from troll.analysis.registry import crossed
@@ -70,7 +69,8 @@ def grids(runs: pd.DataFrame) -> dict[_Place, Grid]:
     return by_setting
 
 
-def heat_map_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> Figure:
+@styled()
+def heat_map_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
     """Two rows for each model, task and estimator: pass@1 of each method, its difference from the baseline.
 
     Numbers are means over seeds, in percent and in points. Differences whose 95 % interval excludes zero are
@@ -78,47 +78,41 @@ def heat_map_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = 
     """
 
     def against_baseline(cell: Cell) -> Interval | None:
-        return difference(items, cell, cell.with_trust_region(baseline))
+        return difference(items, cell, cell.with_trust_region(BASELINE))
 
-    require_one(runs)
     all_grids = grids(runs)
     sizes = [(len(part.methods), len(part.rates), len(part.stale)) for part in all_grids.values()]
     columns, rates, stale = map(max, zip(*(sizes or [(1, 1, 1)]), strict=True))
-    with styled():
-        figure, panels = grid(
-            2 * len(all_grids), columns, width=0.42 * rates + 0.35, height=0.3 * stale + 0.6
-        )
-        if not all_grids:
-            empty(panels[0, 0], "learning rate and staleness were not varied together")
-            return figure
-        for axes in panels.flat:
-            axes.set_visible(False)
-        for row, (place, part) in enumerate(all_grids.items()):
-            upper, lower = panels[2 * row], panels[2 * row + 1]
-            base = interval(items, next(iter(part.cells.values())).base_model())
-            tables = {name: _table(part, name, partial(interval, items))[0] for name in part.methods}
-            span = _span([*tables.values(), np.asarray([base.estimate if base else np.nan])])
-            changes = {
-                name: _table(part, name, against_baseline) for name in part.methods if name != baseline
-            }
-            gaps = {name: both for name, both in changes.items() if not np.isnan(both[0]).all()}
-            widest = max([_LEAST_SPAN, *(float(np.nanmax(np.abs(gap))) for gap, _ in gaps.values())])
-            for axes, (name, table) in zip(upper, tables.items(), strict=False):
-                _draw(axes, part, table, "viridis_r", span, signed=False)
-                axes.set_title(name)
-            for axes, name in zip(lower, tables, strict=False):
-                if name in gaps:
-                    gap, clear = gaps[name]
-                    _draw(axes, part, gap, "RdBu", (-widest, widest), signed=True, bold=clear)
-                    axes.set_title(f"{name} {MINUS} {baseline}")
-            for above, below in zip(upper, lower, strict=True):
-                (below if below.get_visible() else above).set_xlabel(_RATE.label)
-            for line in (upper, lower):  # all panels have the same rows of cells
-                for axes in [axes for axes in line if axes.get_visible()][1:]:
-                    axes.tick_params(labelleft=False)
-            base_text = f" (base model {100 * base.estimate:.0f})" if base else ""
-            upper[0].set_ylabel(f"{' · '.join(place[1:])}\ntest pass@1 (%){base_text}", fontsize=7)
+    figure, panels = grid(2 * len(all_grids), columns, width=0.42 * rates + 0.35, height=0.3 * stale + 0.6)
+    if not all_grids:
+        empty(panels[0, 0], "learning rate and staleness were not varied together")
         return figure
+    for axes in panels.flat:
+        axes.set_visible(False)
+    for row, (place, part) in enumerate(all_grids.items()):
+        upper, lower = panels[2 * row], panels[2 * row + 1]
+        base = interval(items, next(iter(part.cells.values())).base_model())
+        tables = {name: _table(part, name, partial(interval, items))[0] for name in part.methods}
+        span = _span([*tables.values(), np.asarray([base.estimate if base else np.nan])])
+        changes = {name: _table(part, name, against_baseline) for name in part.methods if name != BASELINE}
+        gaps = {name: both for name, both in changes.items() if not np.isnan(both[0]).all()}
+        widest = max([_LEAST_SPAN, *(float(np.nanmax(np.abs(gap))) for gap, _ in gaps.values())])
+        for axes, (name, table) in zip(upper, tables.items(), strict=False):
+            _draw(axes, part, table, "viridis_r", span, signed=False)
+            axes.set_title(name)
+        for axes, name in zip(lower, tables, strict=False):
+            if name in gaps:
+                gap, clear = gaps[name]
+                _draw(axes, part, gap, "RdBu", (-widest, widest), signed=True, bold=clear)
+                axes.set_title(f"{name} {MINUS} {BASELINE}")
+        for above, below in zip(upper, lower, strict=True):
+            (below if below.get_visible() else above).set_xlabel(_RATE.label)
+        for line in (upper, lower):  # all panels have the same rows of cells
+            for axes in [axes for axes in line if axes.get_visible()][1:]:
+                axes.tick_params(labelleft=False)
+        base_text = f" (base model {100 * base.estimate:.0f})" if base else ""
+        upper[0].set_ylabel(f"{' · '.join(place[1:])}\ntest pass@1 (%){base_text}", fontsize=7)
+    return figure
 
 
 def _span(tables: Sequence[Array]) -> tuple[float, float]:

@@ -73,44 +73,43 @@ _FAMILY_OF = {"FineMath-Llama": "Llama3.2"}
 """Beginnings of names that stand for a family of models of another name, as in the paper's table."""
 
 
+@styled()
 def sizes_figure(runs: pd.DataFrame) -> Figure:
     """Success over training steps for the Qwen3 sizes on DAPO Train, DAPO Eval and MATH Eval."""
-    with styled():
-        figure, panels = _figure((8.6, 2.6), [["DAPO_Train", "DAPO_Eval", "MATH_Eval"]])
-        for data, axes in panels.items():
-            label = "Success Rate" if data == "DAPO_Train" else ""
-            draw(axes, runs, _lines(paper.sizes(), data, "model", _SIZES), label=label)
-        legend(figure, [*named(_SIZES.values()), *methods(), *additions()], columns=9)
+    figure, panels = _figure((8.6, 2.6), [["DAPO_Train", "DAPO_Eval", "MATH_Eval"]])
+    for data, axes in panels.items():
+        label = "Success Rate" if data == "DAPO_Train" else ""
+        draw(axes, runs, _lines(paper.sizes(), data, "model", _SIZES), label=label)
+    legend(figure, [*named(_SIZES.values()), *methods(), *additions()], columns=9)
     return figure
 
 
+@styled()
 def estimators_figure(runs: pd.DataFrame) -> Figure:
     """Success against hours for the four estimators on Qwen3-8B: DAPO Train above DAPO Eval and MATH Eval."""
     places = [["DAPO_Train", "DAPO_Train"], ["DAPO_Eval", "MATH_Eval"]]
-    with styled():
-        figure, panels = _figure((7.2, 4.2), places)
-        for data, axes in panels.items():
-            label = "Mean Success Rate" if data == "MATH_Eval" else "Success Rate"
-            draw(axes, runs, _lines(paper.estimators(), data, "estimator", _ESTIMATORS), "hours", label=label)
-        legend(figure, [*named(_ESTIMATORS.values()), *methods(), *additions()], columns=8)
+    figure, panels = _figure((7.2, 4.2), places)
+    for data, axes in panels.items():
+        label = "Mean Success Rate" if data == "MATH_Eval" else "Success Rate"
+        draw(axes, runs, _lines(paper.estimators(), data, "estimator", _ESTIMATORS), "hours", label=label)
+    legend(figure, [*named(_ESTIMATORS.values()), *methods(), *additions()], columns=8)
     return figure
 
 
+@styled()
 def families_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
     """The table of model families beside the curves of three models, on GSM8K and on DAPO Eval."""
-    with styled():
-        figure, panels = _figure((9.2, 4.0), [["table", "GSM8K"], ["table", "DAPO"]], width_ratios=[1.45, 1])
-        _families_table(panels.pop("table"), published_table("families", runs, items))
-        for data, axes in panels.items():
-            # The paper shows SmolLM3 on DAPO only, though its table has it on GSM8K too.
-            shown = {
-                name: style for name, style in _FAMILIES.items() if (name == _ON_DAPO) == (data == "DAPO")
-            }
-            draw(axes, runs, _lines(paper.families(), data, "model", shown))
-        legend(figure, [*named(_FAMILIES.values()), *methods(), *additions()], columns=7)
+    figure, panels = _figure((9.2, 4.0), [["table", "GSM8K"], ["table", "DAPO"]], width_ratios=[1.45, 1])
+    _families_table(panels.pop("table"), published_table("families", runs, items))
+    for data, axes in panels.items():
+        # The paper shows SmolLM3 on DAPO only, though its table has it on GSM8K too.
+        shown = {name: style for name, style in _FAMILIES.items() if (name == _ON_DAPO) == (data == "DAPO")}
+        draw(axes, runs, _lines(paper.families(), data, "model", shown))
+    legend(figure, [*named(_FAMILIES.values()), *methods(), *additions()], columns=7)
     return figure
 
 
+@styled()
 def code_figure(runs: pd.DataFrame) -> Figure:
     """Mathematics and code side by side for the Qwen3 sizes: success over training steps.
 
@@ -118,44 +117,42 @@ def code_figure(runs: pd.DataFrame) -> Figure:
     """
     shares = bool(((runs["metric"] == "reward") & (runs["source"] == "test")).any())
     rows = [row for row in paper.code() if row.measure == ("reward" if shares else "pass@1")]
-    with styled():
-        figure, panels = _figure((6.4, 2.6), [["DAPO_Eval", "Code"]])
-        for data, axes in panels.items():
-            label = "Share of Tests Passed" if data == "Code" and shares else "Success Rate"
-            draw(axes, runs, _lines([*paper.sizes(), *rows], data, "model", _SIZES), label=label)
-        legend(figure, [*named(_SIZES.values()), *methods(), *additions()], columns=5)
+    figure, panels = _figure((6.4, 2.6), [["DAPO_Eval", "Code"]])
+    for data, axes in panels.items():
+        label = "Share of Tests Passed" if data == "Code" and shares else "Success Rate"
+        draw(axes, runs, _lines([*paper.sizes(), *rows], data, "model", _SIZES), label=label)
+    legend(figure, [*named(_SIZES.values()), *methods(), *additions()], columns=5)
     return figure
 
 
+@styled()
 def analysis_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
     """Variants of TROLL on Qwen3-1.7B, cost on Qwen3-4B, and policy entropy of Qwen3-14B."""
     places = [["ablations", "cost"], ["ablations", "entropy"]]
-    with styled():
-        figure, panels = _figure((8.6, 3.8), places, height_ratios=[1, 1.9])
-        rows = {row.method: row for row in paper.ablations()}
-        default = next(iter(rows.values()))
-        values = {name: (row, row.published[1]) for name, row in rows.items()}
-        values[default.baseline] = (default, default.published[0])
-        lines = [
-            Line(shown, colour, values[name][0], name, values[name][1], method="")
-            for name, (shown, colour) in _VARIANTS.items()
-        ]
-        axes = panels["ablations"]
-        draw(axes, runs, lines, "hours", label="Mean Success Rate")
-        axes.set_title("Qwen3-1.7B - MATH Eval")
-        handles = named(_VARIANTS.values())
-        axes.legend(
-            handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.09), ncols=5, handlelength=1.8
-        )
-        _cost_table(panels["cost"], published_table("cost", runs, items))
-        (row,) = paper.entropy()
-        colour = _SIZES[row.model][1]
-        draw(panels["entropy"], runs, lines_of(row, "", colour), "hours", label="Entropy")
-        panels["entropy"].legend(handles=methods(colour)[::-1], title=row.model, loc="upper center")
-        legend(figure, additions(), columns=2)
+    figure, panels = _figure((8.6, 3.8), places, height_ratios=[1, 1.9])
+    rows = {row.method: row for row in paper.ablations()}
+    default = next(iter(rows.values()))
+    values = {name: (row, row.published[1]) for name, row in rows.items()}
+    values[default.baseline] = (default, default.published[0])
+    lines = [
+        Line(shown, colour, values[name][0], name, values[name][1], method="")
+        for name, (shown, colour) in _VARIANTS.items()
+    ]
+    axes = panels["ablations"]
+    draw(axes, runs, lines, "hours", label="Mean Success Rate")
+    axes.set_title("Qwen3-1.7B - MATH Eval")
+    handles = named(_VARIANTS.values())
+    axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.09), ncols=5, handlelength=1.8)
+    _cost_table(panels["cost"], published_table("cost", runs, items))
+    (row,) = paper.entropy()
+    colour = _SIZES[row.model][1]
+    draw(panels["entropy"], runs, lines_of(row, "", colour), "hours", label="Entropy")
+    panels["entropy"].legend(handles=methods(colour)[::-1], title=row.model, loc="upper center")
+    legend(figure, additions(), columns=2)
     return figure
 
 
+@styled()
 def staleness_figure(runs: pd.DataFrame) -> Figure:
     """Held-out success with rollout batches of 1, 4 and 16 times the size, over training and after it.
 
@@ -166,19 +163,17 @@ def staleness_figure(runs: pd.DataFrame) -> Figure:
         size = int(row.condition.removeprefix("*stale").removesuffix("x"))
         rows.setdefault(size, {row.baseline: row})[row.method] = row
     styles = MethodStyles(_METHODS)
-    with styled():
-        figure, panels = _figure((9.2, 2.6), [[*map(str, rows), "after"]])
-        for size, by_method in rows.items():
-            lines = [
-                Line("", styles.colour(name), row, name, method=_METHODS[name])
-                for name, row in by_method.items()
-            ]
-            draw(panels[str(size)], runs, lines)
-            panels[str(size)].set_title(f"DAPO Eval, batch x {size}")
-        _over_staleness(panels["after"], runs, rows, styles)
-        handles = named((shown, styles.colour(name)) for name, shown in _METHODS.items())
-        handles[0].set_linestyle(DASHED)
-        legend(figure, [*handles, *additions(published=False)], columns=6)
+    figure, panels = _figure((9.2, 2.6), [[*map(str, rows), "after"]])
+    for size, by_method in rows.items():
+        lines = [
+            Line("", styles.colour(name), row, name, method=_METHODS[name]) for name, row in by_method.items()
+        ]
+        draw(panels[str(size)], runs, lines)
+        panels[str(size)].set_title(f"DAPO Eval, batch x {size}")
+    _over_staleness(panels["after"], runs, rows, styles)
+    handles = named((shown, styles.colour(name)) for name, shown in _METHODS.items())
+    handles[0].set_linestyle(DASHED)
+    legend(figure, [*handles, *additions(published=False)], columns=6)
     return figure
 
 

@@ -17,7 +17,6 @@ from troll.analysis.data.summaries import (
     estimator_order,
     interval,
     method_order,
-    require_one,
     scores,
     trained_cells,
     variants,
@@ -56,6 +55,7 @@ _Condition = tuple[str, str]
 """Condition and estimator."""
 
 
+@styled()
 def main_figure(runs: pd.DataFrame, *, across: Across = STEPS) -> Figure:
     """Training success against steps: a row per model and task, a column per condition and estimator.
 
@@ -64,7 +64,6 @@ def main_figure(runs: pd.DataFrame, *, across: Across = STEPS) -> Figure:
     panels of those with runs are wrapped in reading order instead. Panels of a model and task share their
     vertical range. Variants of other trust regions are left out.
     """
-    require_one(runs)
     shown, bases = _methods(runs), _bases(runs)
     lines, complete = _lines(runs, bases)
     success = rows_of(runs, SUCCESS)
@@ -72,35 +71,34 @@ def main_figure(runs: pd.DataFrame, *, across: Across = STEPS) -> Figure:
     width = max(map(len, lines), default=0)
     blocks = blocks_of(len(lines), width, *_PANEL) if lines and complete else 1
     height = -(-len(lines) // blocks)
-    with styled():
-        figure, panels = grid(height, blocks * width, width=_PANEL[0], height=_PANEL[1])
-        for axes in panels.flat:
-            axes.set_axis_off()
-        if not lines:
-            empty(panels[0, 0], "no runs")
-        styles = MethodStyles(shown)
-        for index, line in enumerate(lines):
-            block, row = divmod(index, height)
-            below = lines[index + 1] if row < height - 1 and line is not lines[-1] else ()
-            for column, (base, setting) in enumerate(line):
-                axes = panels[row, block * width + column]
-                axes.set_axis_on()
-                panel(axes, success, base.with_condition(*setting), shown, styles, SUCCESS, across)
-                together.setdefault(base, []).append(axes)
-                if not complete:
-                    axes.set_title(f"{_label(base, bases)}\n{' · '.join(setting)}")
-                elif row == 0 or len(lines) > len(bases):
-                    axes.set_title(" · ".join(setting))
-                if column >= len(below):
-                    axes.set_xlabel(across.label)
-                if column == 0:
-                    heading = f"{_label(base, bases)}\n" if complete else ""
-                    axes.set_ylabel(f"{heading}training success (%)")
-                elif complete:
-                    axes.tick_params(labelleft=False)
-        for same in together.values():
-            limits(same, SUCCESS)
-        legend(figure, styles, seeds=True)
+    figure, panels = grid(height, blocks * width, width=_PANEL[0], height=_PANEL[1])
+    for axes in panels.flat:
+        axes.set_axis_off()
+    if not lines:
+        empty(panels[0, 0], "no runs")
+    styles = MethodStyles(shown)
+    for index, line in enumerate(lines):
+        block, row = divmod(index, height)
+        below = lines[index + 1] if row < height - 1 and line is not lines[-1] else ()
+        for column, (base, setting) in enumerate(line):
+            axes = panels[row, block * width + column]
+            axes.set_axis_on()
+            panel(axes, success, base.with_condition(*setting), shown, styles, SUCCESS, across)
+            together.setdefault(base, []).append(axes)
+            if not complete:
+                axes.set_title(f"{_label(base, bases)}\n{' · '.join(setting)}")
+            elif row == 0 or len(lines) > len(bases):
+                axes.set_title(" · ".join(setting))
+            if column >= len(below):
+                axes.set_xlabel(across.label)
+            if column == 0:
+                heading = f"{_label(base, bases)}\n" if complete else ""
+                axes.set_ylabel(f"{heading}training success (%)")
+            elif complete:
+                axes.tick_params(labelleft=False)
+    for same in together.values():
+        limits(same, SUCCESS)
+    legend(figure, styles, seeds=True)
     return figure
 
 
@@ -184,6 +182,7 @@ def ablation_figure(runs: pd.DataFrame) -> Figure:
     return _rows_figure(runs, places, LEARNING, means_only=True)
 
 
+@styled()
 def _rows_figure(
     runs: pd.DataFrame,
     places: Sequence[tuple[Cell, str, Sequence[str]]],
@@ -192,40 +191,38 @@ def _rows_figure(
     means_only: bool = False,
 ) -> Figure:
     """One row per place (with its label and methods), one column per metric that any run has."""
-    require_one(runs)
     present = [metric for metric in metrics if _worth_drawing(runs, metric)]
     blocks = 1 if means_only else blocks_of(len(places), len(present), 2.05, 1.5)
     height = -(-len(places) // blocks)
-    with styled():
-        figure, panels = grid(height, blocks * len(present), width=2.05, height=1.5, sharex="row")
-        if not places or not present:
-            empty(panels[0, 0], "no runs")
-            return figure
-        styles = MethodStyles({name for _, _, shown in places for name in shown})
-        for column, metric in enumerate(present):
-            rows = rows_of(runs, metric)
-            for index, (setting, label, shown) in enumerate(places):
-                block, row = divmod(index, height)
-                axes = panels[row, block * len(present) + column]
-                drawn = panel(axes, rows, setting, shown, styles, metric, spread=not means_only)
-                if drawn and metric.bound:
-                    bounds(axes, runs, setting, shown, styles)
-                if row == 0:
-                    axes.set_title(metric.label)
-                if row == height - 1 or index == len(places) - 1:
-                    axes.set_xlabel("optimiser steps")
-                if column == 0:
-                    axes.set_ylabel(label)
-                if means_only and column == len(present) - 1:
-                    legend_right_of(axes, styles, shown)
-        for axes in panels[len(places) - (blocks - 1) * height :, (blocks - 1) * len(present) :].flat:
-            axes.set_axis_off()
-        for axis in {metric.axis or metric.name for metric in present}:
-            same = [column for column, other in enumerate(present) if (other.axis or other.name) == axis]
-            shared = [axes for column in same for axes in panels[:, column :: len(present)].flat]
-            limits(shared, present[same[0]])
-        if not means_only:
-            legend(figure, styles, seeds=True)
+    figure, panels = grid(height, blocks * len(present), width=2.05, height=1.5, sharex="row")
+    if not places or not present:
+        empty(panels[0, 0], "no runs")
+        return figure
+    styles = MethodStyles({name for _, _, shown in places for name in shown})
+    for column, metric in enumerate(present):
+        rows = rows_of(runs, metric)
+        for index, (setting, label, shown) in enumerate(places):
+            block, row = divmod(index, height)
+            axes = panels[row, block * len(present) + column]
+            drawn = panel(axes, rows, setting, shown, styles, metric, spread=not means_only)
+            if drawn and metric.bound:
+                bounds(axes, runs, setting, shown, styles)
+            if row == 0:
+                axes.set_title(metric.label)
+            if row == height - 1 or index == len(places) - 1:
+                axes.set_xlabel("optimiser steps")
+            if column == 0:
+                axes.set_ylabel(label)
+            if means_only and column == len(present) - 1:
+                legend_right_of(axes, styles, shown)
+    for axes in panels[len(places) - (blocks - 1) * height :, (blocks - 1) * len(present) :].flat:
+        axes.set_axis_off()
+    for axis in {metric.axis or metric.name for metric in present}:
+        same = [column for column, other in enumerate(present) if (other.axis or other.name) == axis]
+        shared = [axes for column in same for axes in panels[:, column :: len(present)].flat]
+        limits(shared, present[same[0]])
+    if not means_only:
+        legend(figure, styles, seeds=True)
     return figure
 
 
@@ -237,9 +234,9 @@ def _worth_drawing(runs: pd.DataFrame, metric: Metric) -> bool:
     return int(rows.groupby("run_id", observed=True)["step"].nunique().max()) >= _LEAST_OF_CURVE
 
 
+@styled()
 def final_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
     """Test pass@1 of every method: mean with 95 % interval, a tick per seed, the base model as a line."""
-    require_one(runs)
     shown, bases = _methods(runs), _bases(runs)
     methods: dict[Cell, dict[_Condition, list[str]]] = {base: {} for base in bases}
     for cell in trained_cells(runs):
@@ -251,22 +248,21 @@ def final_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
         0.6 + 0.17 * max(len(methods[base]) + sum(map(len, methods[base].values())) for base in line)
         for line in lines
     ]
-    with styled():
-        width = max(map(len, lines), default=0)
-        sharey: Share = "row" if same_methods else "none"
-        figure, panels = grid(len(lines), width, width=3.4, height=heights or 1, sharey=sharey)
-        styles = MethodStyles(shown)
-        for (row, column), axes in np.ndenumerate(panels):
-            if not lines or column >= len(lines[row]):
-                axes.set_axis_off()
-                continue
-            base = lines[row][column]
-            _points(axes, items, base, methods[base], styles)
-            axes.set_title(_label(base, bases))
-            if row == len(lines) - 1 or column >= len(lines[row + 1]):
-                axes.set_xlabel("test pass@1 (%)")
-            axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}")
-        legend(figure, styles, base=True, marked=True)
+    width = max(map(len, lines), default=0)
+    sharey: Share = "row" if same_methods else "none"
+    figure, panels = grid(len(lines), width, width=3.4, height=heights or 1, sharey=sharey)
+    styles = MethodStyles(shown)
+    for (row, column), axes in np.ndenumerate(panels):
+        if not lines or column >= len(lines[row]):
+            axes.set_axis_off()
+            continue
+        base = lines[row][column]
+        _points(axes, items, base, methods[base], styles)
+        axes.set_title(_label(base, bases))
+        if row == len(lines) - 1 or column >= len(lines[row + 1]):
+            axes.set_xlabel("test pass@1 (%)")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}")
+    legend(figure, styles, base=True, marked=True)
     return figure
 
 

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from troll.analysis.data.axes import AXES, Axis, Line, lines
-from troll.analysis.data.summaries import Cell, estimator_order, interval, per_run, require_one
+from troll.analysis.data.summaries import Cell, estimator_order, interval, per_run
 from troll.analysis.data.tidy import BASE
 from troll.analysis.metrics import SHARE, SUMMARIES, Summary
 from troll.analysis.render.formats import percent_tick
@@ -29,37 +29,36 @@ MEASURES = (
 )
 
 
+@styled()
 def sensitivity_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
     """Every varied setting: a row per model, task, estimator and setting, a column per measure.
 
     Markers are means over seeds, bars Student's 95 % intervals over seeds. The dotted line is the base model.
     """
-    require_one(runs)
     rows = [(setting, axis, members) for axis in AXES for setting, members in lines(runs, axis).items()]
     rows.sort(key=lambda row: (AXES.index(row[1]), *row[0][:2], estimator_order(row[0][2])))
     summary = per_run(runs)
-    with styled():
-        figure, panels = grid(len(rows), len(MEASURES) if rows else 1, width=2.25, height=1.75)
-        if not rows:
-            empty(panels[0, 0], "no setting was varied")
-            return figure
-        styles = MethodStyles({line.family for _, _, members in rows for line in members})
-        several = len({setting for setting, _, _ in rows}) > 1
-        for row, (setting, axis, members) in enumerate(rows):
-            for column, measure in enumerate(MEASURES):
-                axes = panels[row, column]
-                for line in members:
-                    _draw(axes, line, measure, summary, items, styles, name_it=len(members) > 1)
-                _finish(axes, axis, members, measure)
-                if measure.name == "pass@1":
-                    base_line(axes, items, members[0].points[0][1], styles)
-                if row == 0:
-                    axes.set_title(measure.label)
-                if column == 0 and several:
-                    axes.set_ylabel(" · ".join(setting[1:]))
+    figure, panels = grid(len(rows), len(MEASURES) if rows else 1, width=2.25, height=1.75)
+    if not rows:
+        empty(panels[0, 0], "no setting was varied")
+        return figure
+    styles = MethodStyles({line.family for _, _, members in rows for line in members})
+    several = len({setting for setting, _, _ in rows}) > 1
+    for row, (setting, axis, members) in enumerate(rows):
         for column, measure in enumerate(MEASURES):
-            limits(list(panels[:, column]), measure)
-        legend(figure, styles, base=True, marked=True)
+            axes = panels[row, column]
+            for line in members:
+                _draw(axes, line, measure, summary, items, styles, name_it=len(members) > 1)
+            _finish(axes, axis, members, measure)
+            if measure.name == "pass@1":
+                base_line(axes, items, members[0].points[0][1], styles)
+            if row == 0:
+                axes.set_title(measure.label)
+            if column == 0 and several:
+                axes.set_ylabel(" · ".join(setting[1:]))
+    for column, measure in enumerate(MEASURES):
+        limits(list(panels[:, column]), measure)
+    legend(figure, styles, base=True, marked=True)
     return figure
 
 

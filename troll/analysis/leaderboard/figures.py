@@ -19,6 +19,7 @@ from troll.analysis.render.style import styled
 _SEEDS: Mapping[str, Any] = {"color": "#9a9a9a", "markersize": 2.2, "zorder": 2}
 
 
+@styled()
 def contrasts_figure(table: pd.DataFrame, final: Sequence[Results], protocol: Protocol) -> Figure:
     """The first endpoint by contrast: seeds and mean for each task, the mean of the tasks as a diamond.
 
@@ -28,30 +29,29 @@ def contrasts_figure(table: pd.DataFrame, final: Sequence[Results], protocol: Pr
     values = fresh_values(final, protocol, comparison.endpoints[0])
     contrasts, margin = comparison.contrasts, 100 * comparison.margin
     rows = table[table["endpoint"] == table["endpoint"].iloc[0]]
-    with styled():
-        figure = Figure(figsize=(2.9 * len(contrasts) + 0.6, 2.7), layout="constrained")
-        panels = np.ravel(figure.subplots(1, len(contrasts), sharex=True, sharey=True))
-        for axes, contrast in zip(panels, contrasts, strict=True):
-            of_pair = rows[(rows["method"] == contrast.method) & (rows["baseline"] == contrast.baseline)]
-            by_task = 100 * (values[contrast.method] - values[contrast.baseline])
-            axes.axvspan(-margin, margin, color="#ececec", zorder=0)
-            axes.axvline(0, color="#1c1c1c", linewidth=0.8, zorder=1)
-            for place, (task, seeds) in enumerate(by_task.items()):
-                axes.plot(seeds, place + np.linspace(0.14, 0.36, len(seeds)), "o", **_SEEDS)
-                row = of_pair[of_pair["analysis"] == f"{task} alone"].iloc[0]
-                _draw_interval(axes, _in_points(row), place, "s", "#1c1c1c", 3)
-            row, place = of_pair[of_pair["analysis"] == MEAN].iloc[0], by_task.shape[1]
-            middle, low, high = _in_points(row)
-            corners = [(low, place), (middle, place - 0.2), (high, place), (middle, place + 0.2)]
-            axes.add_patch(Polygon(corners, facecolor="#0b4f8a", edgecolor="none", zorder=3))
-            heights = place + np.linspace(0.26, 0.48, len(by_task))
-            axes.plot(by_task.mean(axis=1), heights, "o", **_SEEDS)
-            tasks = list(map(str, by_task.columns))
-            axes.set_yticks(range(len(tasks) + 1), [*tasks, "mean of\nthe tasks"])
-            axes.set_ylim(len(tasks) + 0.6, -0.4)
-            axes.set_title(f"{contrast.method} minus {contrast.baseline}")
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, at: points_tick(value / 100, at)))
-        figure.supxlabel(f"{rows['endpoint'].iloc[0]} (points)", fontsize=8)
+    figure = Figure(figsize=(2.9 * len(contrasts) + 0.6, 2.7), layout="constrained")
+    panels = np.ravel(figure.subplots(1, len(contrasts), sharex=True, sharey=True))
+    for axes, contrast in zip(panels, contrasts, strict=True):
+        of_pair = rows[(rows["method"] == contrast.method) & (rows["baseline"] == contrast.baseline)]
+        by_task = 100 * (values[contrast.method] - values[contrast.baseline])
+        axes.axvspan(-margin, margin, color="#ececec", zorder=0)
+        axes.axvline(0, color="#1c1c1c", linewidth=0.8, zorder=1)
+        for place, (task, seeds) in enumerate(by_task.items()):
+            axes.plot(seeds, place + np.linspace(0.14, 0.36, len(seeds)), "o", **_SEEDS)
+            row = of_pair[of_pair["analysis"] == f"{task} alone"].iloc[0]
+            _draw_interval(axes, _in_points(row), place, "s", "#1c1c1c", 3)
+        row, place = of_pair[of_pair["analysis"] == MEAN].iloc[0], by_task.shape[1]
+        middle, low, high = _in_points(row)
+        corners = [(low, place), (middle, place - 0.2), (high, place), (middle, place + 0.2)]
+        axes.add_patch(Polygon(corners, facecolor="#0b4f8a", edgecolor="none", zorder=3))
+        heights = place + np.linspace(0.26, 0.48, len(by_task))
+        axes.plot(by_task.mean(axis=1), heights, "o", **_SEEDS)
+        tasks = list(map(str, by_task.columns))
+        axes.set_yticks(range(len(tasks) + 1), [*tasks, "mean of\nthe tasks"])
+        axes.set_ylim(len(tasks) + 0.6, -0.4)
+        axes.set_title(f"{contrast.method} minus {contrast.baseline}")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, at: points_tick(value / 100, at)))
+    figure.supxlabel(f"{rows['endpoint'].iloc[0]} (points)", fontsize=8)
     return figure
 
 

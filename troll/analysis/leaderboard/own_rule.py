@@ -11,8 +11,7 @@ import pandas as pd
 from troll.analysis.data.results import Results, read_results
 from troll.analysis.data.tidy import BASE, TIDY
 from troll.analysis.leaderboard.inputs import outdated_rules
-from troll.analysis.leaderboard.protocol import TRIALS, Candidate, Protocol, round_name
-from troll.analysis.leaderboard.settings import Contrast
+from troll.analysis.leaderboard.protocol import TRIALS, Candidate, Contrast, Protocol, round_name
 from troll.analysis.render.formats import listed, percent
 from troll.common.errors import UserError
 from troll.common.explain import validated

@@ -141,6 +141,20 @@ STYLES: Mapping[str, Style] = {
 }
 
 
+def table(
+    rows: Sequence[Mapping[str, Any]],
+    styles: Mapping[str, Style],
+    *sentences: str,
+    empty: str = "",
+    columns: Sequence[str] | None = None,
+) -> pd.DataFrame:
+    """A table of these rows with its styles and notes; without rows, ``empty`` replaces the notes."""
+    frame = pd.DataFrame(rows, columns=None if columns is None else list(columns))
+    frame.attrs["styles"] = styles
+    frame.attrs["notes"] = [empty] if empty and frame.empty else list(sentences)
+    return frame
+
+
 def heading(frame: pd.DataFrame, name: str) -> str:
     """The heading of a column."""
     return _style(frame, name).heading

@@ -145,10 +145,10 @@ def _strip(axes: Axes, line: Line, value: float) -> None:
     """Draws our value after training to the right of the panel."""
     style = _marker(line.colour, hollow=line.clip)
     edge = axes.get_yaxis_transform()
-    beside = offset_copy(edge, axes.get_figure(root=True), x=_STRIP[line.clip], units="points")
+    right_of_panel = offset_copy(edge, axes.get_figure(root=True), x=_STRIP[line.clip], units="points")
     label = f"{line.label}, after training"
     axes.update_datalim([(0, value)])  # so that the panel's range covers it
-    axes.plot([1], [value], transform=beside, clip_on=False, label=label, zorder=4, **style)
+    axes.plot([1], [value], transform=right_of_panel, clip_on=False, label=label, zorder=4, **style)
 
 
 def _marker(colour: str, *, hollow: bool) -> dict[str, Any]:

@@ -145,7 +145,6 @@ def legend(
     base: bool = False,
     marked: bool = False,
     seeds: bool = False,
-    y: float = 1.0,
     columns: int = 6,
 ) -> None:
     """Adds a legend for the whole figure above the panels."""
@@ -163,7 +162,7 @@ def legend(
         handles,
         labels,
         loc="lower center",
-        bbox_to_anchor=(0.5, y),
+        bbox_to_anchor=(0.5, 1.0),
         ncols=min(len(labels), columns),
         handlelength=3.2,
         columnspacing=2.2,

@@ -62,10 +62,10 @@ def check_results(
                 "figures must be; remove or rename them"
             )
         different = [path for path in tracked if not same(path, fresh / path.relative_to(directory))]
-        if different and (lacking := _lacks_plan(directory / PLAN)):
+        if different and (problem := _lacks_plan(directory / PLAN)):
             plan, names = directory / PLAN, _names(different, directory)
             raise UserError(
-                f"{plan}: {lacking}; without it these cannot be reproduced: {names}; "
+                f"{plan}: {problem}; without it these cannot be reproduced: {names}; "
                 f"restore it (git checkout -- {plan}), or collect the runs again"
             )
         if write:

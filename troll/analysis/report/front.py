@@ -63,7 +63,7 @@ def front(judged: Sequence[ClaimVerdict], results: Path, runs: pd.DataFrame) -> 
     """
     known = {item.claim.id: item for item in judged if item.verdict != "not run"}
     rows = [_claim(item, known[item.claim], runs) for item in QUESTIONS if item.claim in known]
-    # Below the testbed's: what is asked next.
+    # The next question after those of the testbed.
     rows[2:2] = _duel(results / "duel")
     rows += _rates_sequence(results / "smollm2-rates", runs)
     rows += _step(results / "gpu")
@@ -88,7 +88,7 @@ def _claim(question: Question, verdict: ClaimVerdict, runs: pd.DataFrame) -> str
     if claim.metric == "pass@1" and claim.across is None:
         rates, ends = _rates(verdict, runs) + _cut(verdict, runs), _ends(verdict, runs)
     settings = verdict.decision.settings
-    tasks = len({one.coordinates["task"] for one in settings})
+    tasks = len({setting.coordinates["task"] for setting in settings})
     of_tasks = f" of {counted(tasks, 'task')}" if 1 < len(settings) != tasks else ""
     return _row(f"{question.text}{rates}", ends, short(verdict) + of_tasks, answer, question.command)
 
@@ -106,8 +106,8 @@ def _rows_of(
 ) -> pd.DataFrame:
     """A metric of the runs that a claim compares, and of their base models."""
     tested = runs[(runs["metric"] == metric) & (runs["source"] == source)]
-    settings = [one.coordinates for one in verdict.decision.settings]
-    places = {(one["model"], one["task"], one["estimator"], one["condition"]) for one in settings}
+    settings = [setting.coordinates for setting in verdict.decision.settings]
+    places = {(place["model"], place["task"], place["estimator"], place["condition"]) for place in settings}
     columns = ("model", "task", "estimator", "condition")
     keys = list(zip(*(tested[name].astype(str) for name in columns), strict=True))
     compared = tested["trust_region"].isin([verdict.claim.trust_region, str(verdict.claim.baseline)])
@@ -145,10 +145,9 @@ def _rates(verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
     """The learning rates of the compared runs."""
     trained = _rows_of(verdict, runs)
     trained = trained[trained["trust_region"] != BASE]
-    recorded = (settings for _, settings in settings_by(trained, ["experiment", "run_id"]))
-    rates = sorted(
-        {float(one["training/learning_rate"]) for one in recorded if "training/learning_rate" in one}
-    )
+    recorded = [settings for _, settings in settings_by(trained, ["experiment", "run_id"])]
+    name = "training/learning_rate"
+    rates = sorted({float(settings[name]) for settings in recorded if name in settings})
     return f", learning rate {listed([f'{rate:g}' for rate in rates])}" if rates else ""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from troll.analysis.data.results import Results
+from troll.analysis.data.summaries import require_one
 from troll.analysis.data.tidy import BASE
 from troll.analysis.registry import Entry, Kind, entries
 from troll.analysis.render.formats import listed, write_table
@@ -23,6 +24,7 @@ _GIVEN = ("runs", "items", "expected", "skipped")
 
 def make(entry: Entry, results: Results, task: str | None = None) -> Any:
     """Calls the function of an entry; returns a DataFrame for a table, a Figure for a figure."""
+    require_one(results.runs)
     module, _, name = entry.function.partition(":")
     function: Callable[..., Any] = getattr(import_module(f"troll.analysis.{module}"), name)
     tables = entries("table")

@@ -147,18 +147,18 @@ BELOW = ("on average over seeds it ends below its own base model", "its mean is 
 
 def answer(name: str, claims: Iterable[Mapping[str, Any]]) -> str:
     """The answer of an experiment from its ``claims.json``; empty where no single claim has it."""
-    asked = QUESTIONS.get(name)
+    question = QUESTIONS.get(name)
     for record in claims:
-        if asked and record["id"] == asked.claim:
+        if question and record["id"] == question.claim:
             label = str(record["verdict"])
             verdict = next(word for word in _ANSWERS if label.startswith(word))
-            said = _ANSWERS[verdict].format(label=label.removeprefix("depends on "))
+            text = _ANSWERS[verdict].format(label=label.removeprefix("depends on "))
             if record.get("retired"):
-                said = "The claim is retired"
+                text = "The claim is retired"
             numbers = _numbers(record)
-            said += f": {asked.difference} {numbers}" if numbers else ""
+            text += f": {question.difference} {numbers}" if numbers else ""
             below = [part for part in record["reason"].split("; ") if BELOW[0] in part]
-            return ", but ".join([said, *(part.replace(*BELOW) for part in below)])
+            return ", but ".join([text, *(part.replace(*BELOW) for part in below)])
     return ""
 
 
@@ -181,15 +181,15 @@ def _numbers(record: Mapping[str, Any]) -> str:
 
 def heading(name: str, summary: str) -> str:
     """The heading of an experiment's page: its question, else what its file says of it, else its name."""
-    if asked := QUESTIONS.get(name):
-        return asked.text
+    if question := QUESTIONS.get(name):
+        return question.text
     return f"{summary[:1].upper()}{summary[1:]}" or f"Trust regions on {name}"
 
 
 def opening_figure(name: str, drawn: Sequence[str]) -> str:
     """The figure that answers an experiment's question, of those that were drawn; empty if there are none."""
-    asked = QUESTIONS.get(name)
-    preferred = [*([asked.figure] if asked else []), "forest", "final", *entries("figure")]
+    question = QUESTIONS.get(name)
+    preferred = [*([question.figure] if question else []), "forest", "final", *entries("figure")]
     return next((figure for figure in preferred if figure in drawn), "")
 
 

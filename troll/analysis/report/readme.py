@@ -16,7 +16,7 @@ import pandas as pd
 from troll.analysis.claims.ledger import findings, to_short_markdown
 from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.data.provenance import made_from_commits
-from troll.analysis.data.summaries import BASELINE, cells, difference
+from troll.analysis.data.summaries import BASELINE, METHOD, cells, difference
 from troll.analysis.data.tidy import BASE
 from troll.analysis.render.formats import (
     bracketed,
@@ -51,8 +51,6 @@ def blocks(
     runs: pd.DataFrame | None = None,
     benchmark: Sequence[ClaimVerdict] = (),
     others: Sequence[ClaimVerdict] = (),
-    method: str = "troll",
-    baseline: str = BASELINE,
 ) -> dict[str, str]:
     """The generated blocks of the README and docs/findings.md: Markdown by name.
 
@@ -65,8 +63,8 @@ def blocks(
         "findings": "\n".join(findings(judged, _FINDINGS, others)) + "\n",
         "benchmark": "\n".join(line for line in findings(benchmark)[:-1] if line) + "\n",
         "verdicts": to_short_markdown(judged),
-        "results-table": to_markdown(comparison_table(main, method=method, baseline=baseline)),
-        "results-sentences": "\n".join(sentences(main, items, method=method, baseline=baseline)) + "\n",
+        "results-table": to_markdown(comparison_table(main)),
+        "results-sentences": "\n".join(sentences(main, items)) + "\n",
         "results-full-table": to_markdown(main),
         "provenance": "\n".join(provenance(runs) if runs is not None else []) + "\n",
     }
@@ -101,25 +99,23 @@ def _took(rows: pd.DataFrame) -> str:
     return text
 
 
-def sentences(
-    main: pd.DataFrame, items: pd.DataFrame, *, method: str = "troll", baseline: str = BASELINE
-) -> list[str]:
+def sentences(main: pd.DataFrame, items: pd.DataFrame) -> list[str]:
     """Sentences derived from the main table, as a Markdown list.
 
     The number of settings by reading, the range of differences by condition with KL, the aggregate over the
     settings of a condition, methods that end below or not clearly above the base model, and a warning about
     few seeds.
     """
-    table = comparison_table(main, method=method, baseline=baseline)
+    table = comparison_table(main)
     table = table if len(table) else pd.DataFrame({"difference": [], "condition": [], "reading": []})
     compared = table.dropna(subset=["difference"])
     if compared.empty:
-        return [f"- No comparison of {method} with {baseline} has been run."]
+        return [f"- No comparison of {METHOD} with {BASELINE} has been run."]
     lines = [
-        _overall(compared, method, baseline),
-        *(_condition(str(name), rows, method, baseline) for name, rows in compared.groupby("condition")),
-        *_together(items, method, baseline),
-        *_against_base(items, compared, (baseline, method)),
+        _overall(compared),
+        *(_condition(str(name), rows) for name, rows in compared.groupby("condition")),
+        *_together(items),
+        *_against_base(items, compared),
     ]
     missing = len(table) - len(compared)
     if missing:
@@ -133,16 +129,16 @@ def sentences(
     return lines
 
 
-def _overall(compared: pd.DataFrame, method: str, baseline: str) -> str:
+def _overall(compared: pd.DataFrame) -> str:
     counts = [(reading, int((compared["reading"] == reading).sum())) for reading in _ORDER]
     readings = ", ".join(f"{reading} in {count}" for reading, count in counts if count)
     return (
-        f"- Test pass@1 of {method} against {baseline} in {counted(len(compared), 'setting')} "
+        f"- Test pass@1 of {METHOD} against {BASELINE} in {counted(len(compared), 'setting')} "
         f"(task × condition × estimator): {readings}."
     )
 
 
-def _condition(condition: str, rows: pd.DataFrame, method: str, baseline: str) -> str:
+def _condition(condition: str, rows: pd.DataFrame) -> str:
     differences = rows["difference"]
     text = f"- **{condition}**: {_difference(rows.iloc[int(differences.argmax())])}"
     if len(rows) > 1:
@@ -150,21 +146,21 @@ def _condition(condition: str, rows: pd.DataFrame, method: str, baseline: str) -
     old, new = rows["baseline_late_kl"].mean(), rows["late_kl"].mean()
     if old == old and new == new:
         text += (
-            f"; late KL to the old policy {significant(new)} ({method}) and {significant(old)} ({baseline})"
+            f"; late KL to the old policy {significant(new)} ({METHOD}) and {significant(old)} ({BASELINE})"
         )
     return text + "."
 
 
-def _together(items: pd.DataFrame, method: str, baseline: str) -> Iterator[str]:
+def _together(items: pd.DataFrame) -> Iterator[str]:
     """Sentences on all settings of a condition together, if there are several."""
-    table = aggregate_table(items, baseline=baseline)
+    table = aggregate_table(items)
     for _, row in table.iterrows():
-        if row["trust_region"] == method and row["settings"] > 1:
+        if row["trust_region"] == METHOD and row["settings"] > 1:
             yield (
                 f"- All {row['settings']} settings of **{row['condition']}** together, on the way from the "
                 f"base model (0 %) to every sample right (100 %): interquartile mean {_share(row, 'iqm')} % "
-                f"of {method} against {_share(row, 'iqm_baseline')} % of {baseline}; a run of {method} ends "
-                f"above one of {baseline} with a chance of {_share(row, 'improvement')} %."
+                f"of {METHOD} against {_share(row, 'iqm_baseline')} % of {BASELINE}; a run of {METHOD} ends "
+                f"above one of {BASELINE} with a chance of {_share(row, 'improvement')} %."
             )
 
 
@@ -180,9 +176,9 @@ def _difference(row: "pd.Series[Any]") -> str:
     )
 
 
-def _against_base(items: pd.DataFrame, compared: pd.DataFrame, methods: tuple[str, ...]) -> Iterator[str]:
+def _against_base(items: pd.DataFrame, compared: pd.DataFrame) -> Iterator[str]:
     """Sentences on methods that did not end clearly above the base model."""
-    for name in methods:
+    for name in (BASELINE, METHOD):
         for condition in sorted(set(compared["condition"])):
             intervals = [
                 difference(items, cell, cell.base_model())

@@ -20,24 +20,23 @@ from troll.analysis.data.summaries import (
     cells,
     condition_order,
     method_order,
-    require_one,
     scores,
     stream,
     variants,
 )
 from troll.analysis.data.tidy import BASE
-from troll.analysis.render.formats import Style, percent, whole
+from troll.analysis.render.formats import Style, percent, table, whole
 from troll.analysis.statistics import LEVEL, Array, iqm, probability_of_improvement
 
 REPLICATES = 2000
 
 
-def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.DataFrame:
+def aggregate_table(items: pd.DataFrame) -> pd.DataFrame:
     """Normalised test pass@1 of each method over all settings of a model and condition.
 
     Normalised scores are (pass@1 - base) / (1 - base), with the base model's pass@1 on the task: at most 1,
     negative below the base model. Only settings (tasks and estimators) count that the method shares with
-    ``baseline`` and in which the base model was graded.
+    `BASELINE` and in which the base model was graded.
 
     Returns:
         One row per model, condition and method: ``settings``, ``runs``, ``mean``, ``iqm`` (interquartile mean
@@ -45,19 +44,18 @@ def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.Data
         method ends above one of the baseline, mean over settings); the last three have 95 % percentile
         intervals, ``_low`` and ``_high``.
     """
-    require_one(items)
     by_place: dict[tuple[str, str, str], list[Cell]] = {}
     present, varied = set(cells(items)), variants(items)
     for cell in sorted(present, key=cell_order):
-        is_method = cell.trust_region not in (BASE, baseline) and cell.trust_region not in varied
-        if is_method and {cell.with_trust_region(baseline), cell.base_model()} <= present:
+        is_method = cell.trust_region not in (BASE, BASELINE) and cell.trust_region not in varied
+        if is_method and {cell.with_trust_region(BASELINE), cell.base_model()} <= present:
             by_place.setdefault((cell.model, cell.condition, cell.trust_region), []).append(cell)
     rows = []
     places = sorted(by_place, key=lambda place: (place[0], condition_order(place[1]), method_order(place[2])))
     for model, condition, method in places:
         group = by_place[model, condition, method]
         method_scores = [_normalised(items, cell) for cell in group]
-        other = [_normalised(items, cell.with_trust_region(baseline)) for cell in group]
+        other = [_normalised(items, cell.with_trust_region(BASELINE)) for cell in group]
         row: dict[str, Any] = {
             "model": model,
             "condition": condition,
@@ -84,26 +82,24 @@ def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.Data
             single = max(map(len, [*method_scores, *other])) < 2
             row[f"{name}_low"], row[f"{name}_high"] = (math.nan,) * 2 if single else map(float, ends)
         rows.append(row)
-    frame = pd.DataFrame(rows)
-    frame.attrs["styles"] = {
+    styles = {
         "settings": Style("Settings", whole),
         "runs": Style("Runs", whole),
         "mean": Style("Mean, normalised (%)", percent),
         "iqm": Style("IQM, normalised (%) [interval]", percent),
-        "iqm_baseline": Style(f"IQM of {baseline}, normalised (%) [interval]", percent),
-        "improvement": Style(f"P(above {baseline}) (%) [interval]", percent),
+        "iqm_baseline": Style(f"IQM of {BASELINE}, normalised (%) [interval]", percent),
+        "improvement": Style(f"P(above {BASELINE}) (%) [interval]", percent),
     }
-    frame.attrs["notes"] = [
+    note = (
         "Test pass@1 over all tasks and estimators of a condition that the method shares with "
-        f"{baseline}, normalised by task: 0 % is the base model, 100 % every sample right. IQM: inter"
-        f"quartile mean over their runs. P(above {baseline}): chance that a random seed of the method ends "
-        f"above a random seed of {baseline}, ties counted half, mean over settings; 50 % is no difference. "
+        f"{BASELINE}, normalised by task: 0 % is the base model, 100 % every sample right. IQM: inter"
+        f"quartile mean over their runs. P(above {BASELINE}): chance that a random seed of the method ends "
+        f"above a random seed of {BASELINE}, ties counted half, mean over settings; 50 % is no difference. "
         f"95 % percentile intervals from {REPLICATES:,} bootstrap draws of seeds within each setting "
         "(Agarwal et al. 2021). They are too narrow where settings have few seeds."
-    ]
-    if frame.empty:
-        frame.attrs["notes"] = [f"No method has a run of {baseline} and a graded base model beside it."]
-    return frame
+    )
+    empty = f"No method has a run of {BASELINE} and a graded base model beside it."
+    return table(rows, styles, note, empty=empty)
 
 
 def _normalised(items: pd.DataFrame, cell: Cell) -> Array:

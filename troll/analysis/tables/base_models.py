@@ -21,14 +21,13 @@ from troll.analysis.data.summaries import (
     method_order,
     paired_scores,
     per_run,
-    require_one,
     scores,
     spread,
     variants,
 )
 from troll.analysis.data.tidy import BASE
 from troll.analysis.pooling import LEAST_SETTINGS, PREDICTION, error_covariance, pool
-from troll.analysis.render.formats import Style, percent, points, whole
+from troll.analysis.render.formats import Style, percent, points, table, whole
 from troll.analysis.tables.results import OFFICIAL_METRIC
 from troll.experiment.base_seeds import kind_name
 
@@ -36,7 +35,7 @@ ALL = "all"
 """Value of ``task`` or ``model`` in rows over all of them."""
 
 
-def base_models_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.DataFrame:
+def base_models_table(runs: pd.DataFrame, items: pd.DataFrame) -> pd.DataFrame:
     """Test pass@1 of every method minus the baseline's, averaged over base models of one kind.
 
     Returns:
@@ -48,8 +47,7 @@ def base_models_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
         ``further_low`` and ``further_high`` (the interval of a new setting, clipped to [-1, 1]), ``lowest``
         and ``highest``.
     """
-    require_one(runs)
-    kinds, compared = kinds_of(runs), compared_cells(runs, items, baseline)
+    kinds, compared = kinds_of(runs), compared_cells(runs, items)
     summary, rows = per_run(runs), []
     for place in dict.fromkeys((cell.condition, cell.estimator, cell.trust_region) for cell in compared):
         group = [cell for cell in compared if (cell.condition, cell.estimator, cell.trust_region) == place]
@@ -57,35 +55,33 @@ def base_models_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
         tasks = _with_all(dict.fromkeys(sorted(cell.task for cell in group)))
         for kind, task in product(names, tasks):
             chosen = [cell for cell in group if kind in (ALL, kinds[cell.model]) and task in (ALL, cell.task)]
-            if row := _row(summary, items, chosen, baseline):
+            if row := _row(summary, items, chosen):
                 fixed = {"condition": place[0], "estimator": place[1], "trust_region": place[2]}
                 rows.append(fixed | {"model": kind, "task": task} | row)
-    frame = pd.DataFrame(rows)
-    frame.attrs["styles"] = {
+    styles = {
         "base_models": Style("Base models", whole),
         "settings": Style("Settings", whole),
-        "baseline": Style(f"{baseline} (%)", percent),
-        "official_baseline": Style(f"{baseline}, official (%)", percent),
+        "baseline": Style(f"{BASELINE} (%)", percent),
+        "official_baseline": Style(f"{BASELINE}, official (%)", percent),
         "further_low": Style("New setting, from (points)", points),
         "further_high": Style("to (points)", points),
         "lowest": Style("Lowest Δ (points)", points),
         "highest": Style("Highest Δ (points)", points),
     }
-    frame.attrs["notes"] = [
-        f"Base models of a kind differ by their seed alone. Δ: test pass@1 minus that of {baseline}, paired "
+    note = (
+        f"Base models of a kind differ by their seed alone. Δ: test pass@1 minus that of {BASELINE}, paired "
         "by seed and problem in each setting (a task with a base model), averaged over settings by a "
         "random-effects meta-analysis (REML, Hartung's and Knapp's 95 % interval). It weights settings by "
         "how precisely they are known, so it is not the difference of the two means beside it. New "
         f"setting: {PREDICTION}. Neither is given for fewer than {LEAST_SETTINGS} settings or a "
         "single seed; over three settings they are wide. Seeds: the fewest of any setting. Single rows are "
         "not corrected for how many there are."
-    ]
-    if frame.empty:
-        frame.attrs["notes"] = [f"No base models that differ by their seed alone have runs of {baseline}."]
-    return frame
+    )
+    empty = f"No base models that differ by their seed alone have runs of {BASELINE}."
+    return table(rows, styles, note, empty=empty)
 
 
-def compared_cells(runs: pd.DataFrame, items: pd.DataFrame, baseline: str = BASELINE) -> list[Cell]:
+def compared_cells(runs: pd.DataFrame, items: pd.DataFrame) -> list[Cell]:
     """The cells of base models that differ only by seed and have runs of the baseline, in display order.
 
     Variants of a rule are left out. Kinds of models are sorted by size, layers × width².
@@ -105,7 +101,7 @@ def compared_cells(runs: pd.DataFrame, items: pd.DataFrame, baseline: str = BASE
     return [
         cell
         for cell in sorted((cell for cell in present if cell.model in kinds), key=order)
-        if cell.trust_region not in (BASE, baseline, *varied) and cell.with_trust_region(baseline) in present
+        if cell.trust_region not in (BASE, BASELINE, *varied) and cell.with_trust_region(BASELINE) in present
     ]
 
 
@@ -126,11 +122,9 @@ def _with_all(names: dict[str, None]) -> list[str]:
     return [*names, ALL] if len(names) > 1 else list(names)
 
 
-def _row(
-    summary: pd.DataFrame, items: pd.DataFrame, chosen: Sequence[Cell], baseline: str
-) -> dict[str, Any] | None:
+def _row(summary: pd.DataFrame, items: pd.DataFrame, chosen: Sequence[Cell]) -> dict[str, Any] | None:
     """The numbers of one row; None if no setting shares a seed and a problem with the baseline."""
-    every = {cell: paired_scores(items, cell, cell.with_trust_region(baseline)) for cell in chosen}
+    every = {cell: paired_scores(items, cell, cell.with_trust_region(BASELINE)) for cell in chosen}
     pairs = {cell: pair for cell, pair in every.items() if pair is not None}
     if not pairs:
         return None
@@ -142,7 +136,7 @@ def _row(
         "base_models": len({cell.model for cell in pairs}),
         "settings": len(pairs),
         "seeds": least,
-        **_official(summary, list(pairs), baseline),
+        **_official(summary, list(pairs)),
         "base": _mean(bases) if bases else np.nan,
         "baseline": _mean([other for _, other in pairs.values()]),
         "method": _mean([method_scores for method_scores, _ in pairs.values()]),
@@ -162,13 +156,13 @@ def _mean(tables: Sequence[pd.DataFrame]) -> float:
     return float(np.mean([table.to_numpy().mean() for table in tables]))
 
 
-def _official(summary: pd.DataFrame, compared: Sequence[Cell], baseline: str) -> dict[str, float]:
+def _official(summary: pd.DataFrame, compared: Sequence[Cell]) -> dict[str, float]:
     """Official pass@1, means over settings; empty without public data."""
     if OFFICIAL_METRIC not in summary:
         return {}
     by_role = {
         "base": [cell.base_model() for cell in compared],
-        "baseline": [cell.with_trust_region(baseline) for cell in compared],
+        "baseline": [cell.with_trust_region(BASELINE) for cell in compared],
         "method": compared,
     }
     return {

@@ -9,18 +9,18 @@ from troll.analysis.data.reduction import FINAL_SHARE
 from troll.analysis.data.summaries import (
     BASELINE,
     COLLAPSED,
+    METHOD,
     Cell,
     cells,
     curve,
     per_run,
-    require_one,
     seed_differences,
     spread,
     spreads,
     trained_cells,
     variants,
 )
-from troll.analysis.render.formats import Style, percent, points, significant, whole
+from troll.analysis.render.formats import Style, percent, points, significant, table, whole
 from troll.analysis.statistics import (
     LEVEL,
     POWER,
@@ -42,7 +42,7 @@ REFERENCE = "grpo"
 _RATIOS = {"batch_cpu_s": "cpu_ratio", "peak_gib": "memory_ratio"}
 
 
-def speed_table(runs: pd.DataFrame, *, target: float | None = None, baseline: str = BASELINE) -> pd.DataFrame:
+def speed_table(runs: pd.DataFrame, *, target: float | None = None) -> pd.DataFrame:
     """Steps and hours to a target training success, and the mean height of the success curve.
 
     A run reaches the target at the first step at which the mean over its last batches (a tenth of the run, at
@@ -57,7 +57,6 @@ def speed_table(runs: pd.DataFrame, *, target: float | None = None, baseline: st
         ``hours_to`` (medians over seeds; infinite if at least half of the runs never reach it), ``auc``
         with ``_sd``, ``area_difference`` with ``_low`` and ``_high``.
     """
-    require_one(runs)
     success = runs[(runs["metric"] == "success") & (runs["source"] == "train")]
     summary = per_run(runs)
     rows = []
@@ -68,24 +67,23 @@ def speed_table(runs: pd.DataFrame, *, target: float | None = None, baseline: st
         row = cell.coordinates | {"seeds": len(firsts), "target": goal, "reached": reached}
         row["steps_to"], row["hours_to"] = (float(np.median(part)) for part in zip(*firsts, strict=True))
         row |= spreads(lines, "auc")
-        row |= interval_columns("area_difference", _area_difference(summary, cell, baseline))
+        row |= interval_columns("area_difference", _area_difference(summary, cell))
         rows.append(row)
-    frame = pd.DataFrame(rows)
-    frame.attrs["styles"] = {
+    styles = {
         "target": Style("Target (%)", percent),
         "reached": Style("Runs that reach it", whole),
         "steps_to": Style("Steps to target", _reach),
         "hours_to": Style("Minutes to target", lambda value: _reach(60 * value)),
-        "area_difference": Style(f"Δ mean height from {baseline} (points)", points),
+        "area_difference": Style(f"Δ mean height from {BASELINE} (points)", points),
     }
-    frame.attrs["notes"] = [
+    note = (
         "Target: training success half-way between the first batch and the best final mean of any method on "
         "the same model and task, to the nearest 5 points. Steps and minutes of wall-clock training are "
         "medians over seeds; never: half of the runs or more do not reach it. Mean height of the success "
         "curve over all steps, mean ± standard deviation; Δ paired by seed, with Student's 95 % interval "
-        "over seeds. Time depends on the machine and on what else it did.",
-    ]
-    return frame
+        "over seeds. Time depends on the machine and on what else it did."
+    )
+    return table(rows, styles, note)
 
 
 def _reach(value: float) -> str:
@@ -114,11 +112,11 @@ def _reached(rows: pd.DataFrame, target: float) -> list[tuple[float, float]]:
     return reached
 
 
-def _area_difference(summary: pd.DataFrame, cell: Cell, baseline: str) -> Interval | None:
-    if cell.trust_region == baseline:
+def _area_difference(summary: pd.DataFrame, cell: Cell) -> Interval | None:
+    if cell.trust_region == BASELINE:
         return None
     first, second = (
-        part.rows(summary).set_index("seed")["auc"] for part in (cell, cell.with_trust_region(baseline))
+        part.rows(summary).set_index("seed")["auc"] for part in (cell, cell.with_trust_region(BASELINE))
     )
     seeds = first.index.intersection(second.index)
     return seed_interval((first[seeds] - second[seeds]).to_numpy(dtype=float)) if len(seeds) else None
@@ -134,7 +132,6 @@ def stability_table(runs: pd.DataFrame) -> pd.DataFrame:
         ``late_kl`` (with ``_sd``), ``kl_max`` (largest over tokens), ``entropy_start``, ``entropy`` and
         ``entropy_kept`` (their ratio).
     """
-    require_one(runs)
     summary = per_run(runs)
     rows = []
     for cell in trained_cells(runs[runs["metric"] == "success"]):
@@ -148,23 +145,22 @@ def stability_table(runs: pd.DataFrame) -> pd.DataFrame:
         if "kl_max" in lines:
             row["kl_max"] = float(lines["kl_max"].max())
         rows.append(row)
-    frame = pd.DataFrame(rows)
-    frame.attrs["styles"] = {
+    styles = {
         "collapsed": Style("Runs that collapse", whole),
         "max_drawdown_worst": Style("Worst seed's drop (points)", percent),
         "kl_max": Style("Largest KL of a token"),
         "entropy_start": Style("Entropy, start (nats)"),
         "entropy_kept": Style("Entropy kept (%)", percent),
     }
-    frame.attrs["notes"] = [
+    note = (
         "Largest drop: largest fall of training success below its best batch so far, mean ± standard "
         "deviation over seeds; single batches scatter, so a few points are no sign of trouble. A run "
         f"collapses when it ends below {100 * COLLAPSED:.0f} % of its base model's test pass@1. KL to the "
         "old policy (that which sampled, or with a policy lag that before the updates), in nats per token: "
         "mean over the last third of the run, and the largest of any token. Entropy: first batch and last "
-        "tenth.",
-    ]
-    return frame
+        "tenth."
+    )
+    return table(rows, styles, note)
 
 
 def _collapsed(runs: pd.DataFrame, summary: pd.DataFrame, cell: Cell) -> int:
@@ -176,9 +172,7 @@ def _collapsed(runs: pd.DataFrame, summary: pd.DataFrame, cell: Cell) -> int:
     return int((final < COLLAPSED * first.reindex(final.index)).sum())
 
 
-def power_table(
-    runs: pd.DataFrame, items: pd.DataFrame, *, method: str = "troll", baseline: str = BASELINE
-) -> pd.DataFrame:
+def power_table(items: pd.DataFrame) -> pd.DataFrame:
     """Seeds needed to detect a difference in test pass@1, at the observed spread.
 
     Returns:
@@ -187,12 +181,11 @@ def power_table(
         seeds at which a paired t-test detects a difference of that many points with 80 % power; infinite
         above 1000.
     """
-    require_one(runs)
     rows, varied = [], variants(items)
     for cell in cells(items):
-        if method not in (cell.trust_region, varied.get(cell.trust_region)):
+        if METHOD not in (cell.trust_region, varied.get(cell.trust_region)):
             continue
-        changes = seed_differences(items, cell, cell.with_trust_region(baseline))
+        changes = seed_differences(items, cell, cell.with_trust_region(BASELINE))
         if not changes.size:
             continue
         _, deviation = spread(changes)
@@ -201,19 +194,16 @@ def power_table(
         for share in POINTS:
             row[f"points_{100 * share:.0f}"] = _needed(deviation, share)
         rows.append(row)
-    frame = pd.DataFrame(rows)
-    frame.attrs["styles"] = {
+    styles = {
         "spread": Style("Spread of Δ over seeds (points)", percent),
         **{f"points_{100 * share:.0f}": _seeds_style(share) for share in POINTS},
     }
-    frame.attrs["notes"] = [
+    note = (
         f"Seeds that each method needs so that a paired t-test at the {100 * LEVEL:.0f} % level finds a true "
         f"difference of that size in {100 * POWER:.0f} % of experiments, if the spread of the paired "
         "difference is as observed. The interval of the spread says how little few seeds know about it."
-    ]
-    if frame.empty:
-        frame.attrs["notes"] = [f"No run of {method} has a run of {baseline} beside it."]
-    return frame
+    )
+    return table(rows, styles, note, empty=f"No run of {METHOD} has a run of {BASELINE} beside it.")
 
 
 def _needed(deviation: float, share: float) -> float:
@@ -239,7 +229,6 @@ def training_cost_table(runs: pd.DataFrame) -> pd.DataFrame:
         process or, on a GPU, of tensors), and ``cpu_ratio`` and ``memory_ratio`` (processor time and memory
         relative to clip with `REFERENCE`).
     """
-    require_one(runs)
     summary = per_run(runs)
     rows = []
     for cell in trained_cells(runs[runs["source"] == "train"]):
@@ -248,18 +237,17 @@ def training_cost_table(runs: pd.DataFrame) -> pd.DataFrame:
         reference_cell = Cell(cell.model, cell.task, cell.condition, REFERENCE, BASELINE)
         reference = spreads(reference_cell.rows(summary), *_RATIOS)
         rows.append(row | {ratio: row[name] / reference[name] for name, ratio in _RATIOS.items()})
-    frame = pd.DataFrame(rows)
-    frame.attrs["styles"] = {
+    styles = {
         "batch_s": Style("Seconds per batch"),
         "batch_cpu_s": Style("Processor seconds per batch"),
         "cpu_ratio": Style(f"Times {BASELINE} with {REFERENCE}"),
         "peak_gib": Style("Peak memory (GiB)"),
         "memory_ratio": Style(f"Memory, times {BASELINE} with {REFERENCE}"),
     }
-    frame.attrs["notes"] = [
+    note = (
         "A batch: sampling, rewards, old policy and values, and all optimiser steps on it; mean ± standard "
         "deviation over seeds. Wall-clock time depends on what else the machine did, processor time hardly. "
         "Both depend on the length of the answers that a method learns to give. Memory without a GPU is the "
         "whole process, of which the libraries are most on the testbed; the cost of a step is measured apart."
-    ]
-    return frame
+    )
+    return table(rows, styles, note)

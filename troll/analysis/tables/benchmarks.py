@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pandas as pd
 from scipy import stats
 
-from troll.analysis.render.formats import Style, percent, whole
+from troll.analysis.render.formats import Style, percent, table, whole
 from troll.analysis.render.substitutes import marked, substitute_note, substitutes_of
 from troll.analysis.statistics import LEVEL
 from troll.common.errors import UserError
@@ -76,8 +76,7 @@ def benchmark_table(
                 "sha256": str(grades["data_sha256"])[:12],
             }
         )
-    frame = pd.DataFrame(entries, columns=list(_COLUMNS))
-    frame.attrs["styles"] = {
+    styles = {
         "task": Style("Data set"),
         "answers": Style("Answers"),
         "problems": Style("Problems", whole),
@@ -97,12 +96,9 @@ def benchmark_table(
     notes: dict[str, str] = {}
     for _, grades, _ in rows:
         notes |= substitutes_of(grades)
-    frame.attrs["notes"] = [
-        *(_EXPLAINED if entries else []),
-        *substitute_note(notes),
-        *_left_out(skipped or {}),
-    ]
-    return frame
+    explained = _EXPLAINED if entries else ()
+    below = (*explained, *substitute_note(notes), *_left_out(skipped or {}))
+    return table(entries, styles, *below, columns=_COLUMNS)
 
 
 OFFICIAL = (
@@ -158,14 +154,14 @@ def _interval(shares: Sequence[float], samples: int) -> tuple[float, float]:
 
 
 def read_answers(
-    label: str, grades: Path, samples: Path, beside: Path | None = None
+    label: str, grades: Path, samples: Path, directory: Path | None = None
 ) -> tuple[str, Mapping[str, Any], int]:
-    """A row for `benchmark_table` from two files; links are relative to the directory ``beside``."""
+    """A row for `benchmark_table` from two files; links are relative to the directory ``directory``."""
     graded = read_json(grades)
     missing = {"task", "metrics", "problems", "missing", "data", "data_sha256"} - set(graded)
     if missing:
         raise UserError(f"{grades}: not a file of grades; it lacks {', '.join(sorted(missing))}")
     listed = grades.with_name("disagreements.jsonl")
-    if beside is not None and listed.exists():
-        graded["listed"] = quote(Path(os.path.relpath(listed, beside)).as_posix())
+    if directory is not None and listed.exists():
+        graded["listed"] = quote(Path(os.path.relpath(listed, directory)).as_posix())
     return label, graded, sum(bool(row.get("cut")) for row in read_jsonl(samples))

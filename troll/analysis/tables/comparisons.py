@@ -13,12 +13,11 @@ from troll.analysis.data.summaries import (
     cells,
     difference,
     per_run,
-    require_one,
     seed_differences,
     variants,
 )
 from troll.analysis.data.tidy import BASE, GROUP
-from troll.analysis.render.formats import Style
+from troll.analysis.render.formats import Style, table
 from troll.analysis.statistics import LEVEL, Interval, holm, interval_columns, paired_p_value
 
 ALONE = "Reading: higher or lower where the interval excludes zero, so that p is below 0.05, each by itself."
@@ -30,7 +29,7 @@ READING = (
 )
 
 
-def comparison_family(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.DataFrame:
+def comparison_family(runs: pd.DataFrame, items: pd.DataFrame) -> pd.DataFrame:
     """Test pass@1 of every method compared with its baseline, each comparison once over all experiments.
 
     A comparison that appears in several experiments (`troll.analysis.data.settings`) uses the runs of the
@@ -51,28 +50,25 @@ def comparison_family(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
         present = set(cells(experiment_items))
         varied = variants(experiment_runs)
         for cell in cells(experiment_items):
-            other = cell.with_trust_region(varied.get(cell.trust_region, baseline))
-            if cell.trust_region in (BASE, baseline) or other not in present:
+            other = cell.with_trust_region(varied.get(cell.trust_region, BASELINE))
+            if cell.trust_region in (BASE, BASELINE) or other not in present:
                 continue
             interval = difference(experiment_items, cell, other)
             if interval is None:
                 continue
             same = (made_first(experiment, part.rows(names)["run_id"], first) for part in (cell, other))
             rows.setdefault((cell, other, *same), _row(experiment, experiment_items, cell, other, interval))
-    frame = pd.DataFrame(list(rows.values()))
-    if len(frame):
-        frame["p_holm"] = holm(frame["p"])
-        frame["reading"] = [
-            reading(effect, p) for effect, p in zip(frame["difference"], frame["p_holm"], strict=True)
-        ]
-    frame.attrs["styles"] = {"experiment": Style("Experiment", str), "against": Style("Against", str)}
-    frame.attrs["notes"] = [
-        f"{len(frame)} comparisons of test pass@1, each once however many experiments hold its runs. Δ: "
+    family = list(rows.values())
+    for row, p in zip(family, holm([row["p"] for row in family]), strict=True):
+        row |= {"p_holm": float(p), "reading": reading(row["difference"], p)}
+    return table(
+        family,
+        {"experiment": Style("Experiment", str), "against": Style("Against", str)},
+        f"{len(family)} comparisons of test pass@1, each once however many experiments hold its runs. Δ: "
         "paired by seed, with Student's 95 % interval for this comparison alone. p: paired t-test; Holm: "
         "corrected for all comparisons of the table. Reading: higher or lower where that is below 0.05. "
-        "Made by `troll release comparisons` with the directories of the experiments."
-    ]
-    return frame
+        "Made by `troll release comparisons` with the directories of the experiments.",
+    )
 
 
 def reading(effect: float, p: float) -> str:
@@ -103,7 +99,7 @@ def read_in_family(main: pd.DataFrame, family: pd.DataFrame) -> pd.DataFrame:
     return corrected
 
 
-def matched_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.DataFrame:
+def matched_table(runs: pd.DataFrame, items: pd.DataFrame) -> pd.DataFrame:
     """Every method compared with the variant of the baseline that has the nearest late divergence.
 
     Returns:
@@ -111,30 +107,28 @@ def matched_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BA
         ``late_kl`` and ``late_kl_against`` (nats, means over seeds), their ``ratio`` and, if they agree
         within `WITHIN`, the difference in test pass@1 with its 95 % interval and ``seeds``.
     """
-    require_one(runs)
     families, late = variants(runs), late_divergences(per_run(runs))
-    baselines = [cell for cell in late if families.get(cell.trust_region, cell.trust_region) == baseline]
+    baselines = [cell for cell in late if families.get(cell.trust_region, cell.trust_region) == BASELINE]
     rows = [
         _matched_row(items, cell, other, late)
         for cell in late
         if cell not in baselines and (other := nearest(cell, baselines, late)) is not None
     ]
-    columns = [*GROUP, "against", "seeds", "late_kl", "late_kl_against", "ratio"]
-    columns += interval_columns("difference", None)
-    frame = pd.DataFrame(rows, columns=columns)
-    frame.attrs["styles"] = {
+    styles = {
         "against": Style("Against"),
         "late_kl_against": Style("Late KL of baseline (nats)"),
         "ratio": Style("Ratio"),
     }
-    frame.attrs["notes"] = [
-        f"Each method beside the variant of {baseline} whose late KL to the old policy (mean of the "
+    note = (
+        f"Each method beside the variant of {BASELINE} whose late KL to the old policy (mean of the "
         "last third of a run, nats per token) is nearest. Δ is given where the larger of the two is at most "
         f"{1 + WITHIN:g} times the smaller: test pass@1, paired by seed and problem, with Student's 95 % "
-        "interval over seeds.",
-        *([ONE_SEED] if (frame["seeds"] == 1).any() else []),
-    ]
-    return frame
+        "interval over seeds."
+    )
+    columns = [*GROUP, "against", "seeds", "late_kl", "late_kl_against", "ratio"]
+    columns += interval_columns("difference", None)
+    one_seed = [ONE_SEED] if any(row["seeds"] == 1 for row in rows) else []
+    return table(rows, styles, note, *one_seed, columns=columns)
 
 
 def _matched_row(items: pd.DataFrame, cell: Cell, other: Cell, late: Mapping[Cell, float]) -> dict[str, Any]:

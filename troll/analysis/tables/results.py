@@ -14,6 +14,7 @@ import pandas as pd
 
 from troll.analysis.data.summaries import (
     BASELINE,
+    METHOD,
     Cell,
     cell_order,
     cells,
@@ -21,7 +22,6 @@ from troll.analysis.data.summaries import (
     method_order,
     per_run,
     planned_seeds,
-    require_one,
     scores,
     seed_differences,
     spread,
@@ -31,6 +31,7 @@ from troll.analysis.data.summaries import (
 )
 from troll.analysis.data.tidy import BASE, GROUP
 from troll.analysis.metrics import DIAGNOSTICS, METRICS
+from troll.analysis.render.formats import table
 from troll.analysis.statistics import interval_columns, paired_p_value
 from troll.analysis.tables.benchmarks import OFFICIAL
 from troll.analysis.tables.comparisons import ALONE, ONE_SEED
@@ -50,7 +51,6 @@ def main_table(
     *,
     expected: Sequence[Mapping[str, object]] | None = None,
     skipped: Mapping[str, str] | None = None,
-    baseline: str = BASELINE,
 ) -> pd.DataFrame:
     """Test scores and training behaviour of every method in every setting, except variants of other methods.
 
@@ -65,16 +65,15 @@ def main_table(
         ``p`` (paired t-test over seeds), both uncorrected: see ``comparison_family``. Shares are between 0
         and 1, KL and entropy in nats.
     """
-    require_one(runs)
     names = {cell.trust_region for cell in cells(runs)} | {str(run["trust_region"]) for run in expected or ()}
     chosen = (names - set(variants(runs, expected))) | {BASE}
     metrics = (*_of_test(runs, largest_k=True), *MAIN_METRICS)
-    frame = _table(runs, items, chosen, metrics, baseline, expected, skipped or {})
-    frame.attrs["notes"] = _notes(frame, runs, baseline, skipped or {})
+    frame = _table(runs, items, chosen, metrics, BASELINE, expected, skipped or {})
+    frame.attrs["notes"] = _notes(frame, runs, BASELINE, skipped or {})
     return frame
 
 
-def comparison_table(main: pd.DataFrame, *, method: str = "troll", baseline: str = BASELINE) -> pd.DataFrame:
+def comparison_table(main: pd.DataFrame) -> pd.DataFrame:
     """The short form of ``main_table``: one row per setting, two methods side by side.
 
     Returns:
@@ -85,7 +84,7 @@ def comparison_table(main: pd.DataFrame, *, method: str = "troll", baseline: str
         that both have. ``attrs["headings"]`` names the methods.
     """
     rows = []
-    trained = main[main["trust_region"].isin([method, baseline])]
+    trained = main[main["trust_region"].isin([METHOD, BASELINE])]
     for _, setting in trained.loc[:, list(GROUP[:-1])].drop_duplicates().iterrows():
         by_method = trained[(trained[list(setting.index)] == setting).all(axis=1)].set_index("trust_region")
         same = (main["model"] == setting["model"]) & (main["task"] == setting["task"])
@@ -95,30 +94,30 @@ def comparison_table(main: pd.DataFrame, *, method: str = "troll", baseline: str
                 continue
             base = main.loc[same & (main["trust_region"] == BASE), metric]
             row[f"{prefix}base"] = float(base.iloc[0]) if len(base) else math.nan
-            for column, name in (("baseline", baseline), ("method", method)):
+            for column, name in (("baseline", BASELINE), ("method", METHOD)):
                 for part in ("", "_sd"):
                     row[f"{prefix}{column}{part}"] = by_method[f"{metric}{part}"].get(name, math.nan)
-        common = main.attrs.get("common", {}).get((*map(str, setting), method))
-        row |= common if common and baseline == main.attrs["reference"] else {}
+        common = main.attrs.get("common", {}).get((*map(str, setting), METHOD))
+        row |= common or {}
         for name in ("difference", "difference_low", "difference_high"):
-            row[name] = by_method[name].get(method, math.nan)
-        row["reading"] = by_method["reading"].get(method, "")
+            row[name] = by_method[name].get(METHOD, math.nan)
+        row["reading"] = by_method["reading"].get(METHOD, "")
         for metric in ("auc", "late_kl"):
-            for column, name in ((f"baseline_{metric}", baseline), (metric, method)):
+            for column, name in ((f"baseline_{metric}", BASELINE), (metric, METHOD)):
                 row[column] = by_method[metric].get(name, math.nan)
-        if method in by_method.index:
-            row |= {name: by_method.loc[method, name] for name in ("seeds", "planned", "status", "mixed")}
+        if METHOD in by_method.index:
+            row |= {name: by_method.loc[METHOD, name] for name in ("seeds", "planned", "status", "mixed")}
         rows.append(row)
     frame = pd.DataFrame(rows)
     frame.attrs["headings"] = {
-        "method": f"{method} (%)",
-        "baseline": f"{baseline} (%)",
-        "official_method": f"{method}, official (%)",
-        "official_baseline": f"{baseline}, official (%)",
-        "auc": f"Mean height, {method} (%)",
-        "baseline_auc": f"Mean height, {baseline} (%)",
-        "late_kl": f"Late KL, {method}",
-        "baseline_late_kl": f"Late KL, {baseline}",
+        "method": f"{METHOD} (%)",
+        "baseline": f"{BASELINE} (%)",
+        "official_method": f"{METHOD}, official (%)",
+        "official_baseline": f"{BASELINE}, official (%)",
+        "auc": f"Mean height, {METHOD} (%)",
+        "baseline_auc": f"Mean height, {BASELINE} (%)",
+        "late_kl": f"Late KL, {METHOD}",
+        "baseline_late_kl": f"Late KL, {BASELINE}",
     }
     frame.attrs["notes"] = main.attrs.get("notes", [])
     return frame
@@ -137,7 +136,6 @@ def ablation_table(
         As ``main_table`` with pass@1 and ``ABLATION_METRICS``, rule by rule; differences are from the rule's
         default. Empty without variants.
     """
-    require_one(runs)
     present = set(cells(runs)) | set(planned_seeds(expected or ()))
     parts = []
     defaults = variants(runs, expected)
@@ -161,7 +159,6 @@ def constraint_check_table(runs: pd.DataFrame) -> pd.DataFrame:
         ``kept_mass_min`` is the smallest value, the others are the largest; NaN for diagnostics that a rule
         does not log.
     """
-    require_one(runs)
     summary, rows = per_run(runs), []
     for cell in cells(runs):
         train = cell.rows(runs)
@@ -177,13 +174,12 @@ def constraint_check_table(runs: pd.DataFrame) -> pd.DataFrame:
             values = train.loc[train["metric"] == metric, "value"]
             row[metric] = float(getattr(values, how)()) if len(values) else math.nan
         rows.append(row)
-    frame = pd.DataFrame(rows, columns=[*GROUP, "seeds", *_CONSTRAINT_CHECK])
-    frame.attrs["notes"] = [
+    note = (
         "Largest and least values are over all tokens, optimiser steps and seeds; shares and evaluations are "
         "means over steps. KL in nats per token, new policy against the old one. After: of the "
-        "projected policy. Residual: distance of the projection's KL from the bound, where the bound binds.",
-    ]
-    return frame
+        "projected policy. Residual: distance of the projection's KL from the bound, where the bound binds."
+    )
+    return table(rows, {}, note, columns=[*GROUP, "seeds", *_CONSTRAINT_CHECK])
 
 
 def _mean_over_steps(summary: pd.DataFrame, column: str) -> float:
@@ -200,7 +196,6 @@ def test_table(runs: pd.DataFrame) -> pd.DataFrame:
     Returns:
         One row per method and setting, a column per metric; NaN if a task does not have the metric.
     """
-    require_one(runs)
     summary = per_run(runs)
     metrics = sorted(set(runs.loc[runs["source"] == "test", "metric"]), key=_test_order)
     rows = []
@@ -263,7 +258,7 @@ def _table(
         rows.append(row)
     frame = pd.DataFrame(rows)
     frame = frame.astype({"seeds": "Int64", "planned": "Int64"}) if rows else frame
-    frame.attrs |= {"reference": reference, "common": _on_common_seeds(items, shown, reference)}
+    frame.attrs["common"] = _on_common_seeds(items, shown, reference)
     return frame
 
 
@@ -276,15 +271,11 @@ def _on_common_seeds(
         other = cell.with_trust_region(reference)
         if cell.trust_region in (reference, BASE):
             continue
-        both = [scores(items, one).mean(axis=1) for one in (cell, other)]
-        seeds = both[0].index.intersection(both[1].index)
-        if len(seeds) and {*both[0].index} != {*both[1].index}:
-            values = dict(zip(("method", "baseline"), (spread(one.loc[seeds]) for one in both), strict=True))
-            found[tuple(cell.coordinates.values())] = {
-                f"{name}{part}": value
-                for name, pair in values.items()
-                for part, value in zip(("", "_sd"), pair, strict=True)
-            }
+        method, baseline = (scores(items, member).mean(axis=1) for member in (cell, other))
+        seeds = method.index.intersection(baseline.index)
+        if len(seeds) and {*method.index} != {*baseline.index}:
+            both = pd.DataFrame({"method": method[seeds], "baseline": baseline[seeds]})
+            found[tuple(cell.coordinates.values())] = spreads(both, "method", "baseline")
     return found
 
 
