@@ -1,17 +1,13 @@
-from pathlib import Path
-
-import pandas as pd
 import pytest
 import synthetic
 import synthetic_board
 
-from troll.analysis.data.results import Results
-from troll.analysis.data.tidy import Tidy, read_tidy
+from troll.analysis.data.tidy import read_tidy
 from troll.analysis.leaderboard.protocol import Protocol
 
 
 @pytest.fixture(scope="session")
-def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def experiment(tmp_path_factory):
     """A collected experiment: two tasks, conditions and estimators, clip and troll, three seeds."""
     root = tmp_path_factory.mktemp("results") / "testbed"
     run_dirs, base_dirs = synthetic.write_experiment(root, seeds=3, batches=5, problems=30)
@@ -20,26 +16,26 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def collected(experiment: Path) -> Tidy:
+def collected(experiment):
     return read_tidy(experiment)
 
 
 @pytest.fixture(scope="session")
-def runs(collected: Tidy) -> pd.DataFrame:
+def runs(collected):
     return collected.runs
 
 
 @pytest.fixture(scope="session")
-def items(collected: Tidy) -> pd.DataFrame:
+def items(collected):
     return collected.items
 
 
 @pytest.fixture
-def protocol() -> Protocol:
+def protocol():
     return Protocol.model_validate(synthetic_board.PROTOCOL)
 
 
 @pytest.fixture(scope="session")
-def board(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, list[Results], pd.DataFrame]:
+def board(tmp_path_factory):
     """A board of synthetic runs, the results of its fresh seeds, and the scores of its trials."""
     return synthetic_board.made_board(tmp_path_factory.mktemp("board"))

@@ -1,6 +1,5 @@
 """Made-up runs of the paper's matrix, with numbers shaped like the published ones; tests only."""
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -29,7 +28,7 @@ FAMILIES = {
 
 
 @cache
-def made_up(*, validated: bool = True, batches: int = BATCHES) -> tuple[pd.DataFrame, pd.DataFrame]:
+def made_up(*, validated=True, batches=BATCHES):
     """Runs and items of one seed; ``validated``: whether named data sets were solved in training."""
     rng = np.random.default_rng(0)
     rows = [row for run in _runs() for row in _rows(run, rng, validated=validated, batches=batches)]
@@ -41,7 +40,7 @@ def made_up(*, validated: bool = True, batches: int = BATCHES) -> tuple[pd.DataF
     return runs, items.astype(dict(ITEM_COLUMNS))
 
 
-def _runs() -> Iterator[dict[str, Any]]:
+def _runs():
     for model, (train, train_troll, own, own_troll, suites, suites_troll) in SIZES.items():
         hours = {"Qwen3-1.7B": 47.0, "Qwen3-14B": 95.0}.get(model, 84.0)
         yield _run(model, "dapo", "clip", train, own, suites, hours=0.9 * hours)
@@ -64,18 +63,18 @@ def _runs() -> Iterator[dict[str, Any]]:
 
 
 def _run(
-    model: str,
-    task: str,
-    method: str,
-    train: float,
-    own: float,
-    suites: float | None = None,
+    model,
+    task,
+    method,
+    train,
+    own,
+    suites=None,
     *,
-    hours: float = 80.0,
-    estimator: str = "grpo",
-    condition: str = "stale1x",
-    share: int = 1,
-) -> dict[str, Any]:
+    hours=80.0,
+    estimator="grpo",
+    condition="stale1x",
+    share=1,
+):
     """The ends of one run's curves; ``share``: by how much its rollout batches are larger, so fewer."""
     place = {"model": model, "task": task, "trust_region": method, "estimator": estimator}
     place |= {"condition": condition, "seed": 0, "rule": method, "experiment": "made-up", "numerics": 1}
@@ -83,15 +82,13 @@ def _run(
     return {"place": place, "ends": (train, own, suites), "hours": hours, "share": share}
 
 
-def _rows(
-    run: dict[str, Any], rng: np.random.Generator, *, validated: bool, batches: int
-) -> Iterator[dict[str, Any]]:
+def _rows(run, rng, *, validated, batches):
     train, own, suites = run["ends"]
     longest = min(batches, GSM8K_BATCHES) if run["place"]["task"] == "gsm8k" else batches
     count, per_batch = -(-longest // run["share"]), STEPS_PER_BATCH * run["share"]
     last = count * per_batch
 
-    def row(metric: str, value: float, step: int, source: str, batch: int | None = None) -> dict[str, Any]:
+    def row(metric, value, step, source, batch=None):
         wall = None if batch is None else run["hours"] * 3600 * (batch + 1) / count
         return run["place"] | {
             **{"metric": metric, "value": value, "step": step, "source": source},

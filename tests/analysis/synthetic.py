@@ -3,17 +3,16 @@
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import yaml
 
+from troll.analysis.claims.verdicts import Claim
 from troll.analysis.data.runs import checked, read_directories, write_whole
-from troll.analysis.data.tidy import Tidy
 from troll.common.numerics import NUMERICS
+from troll.experiment.files import parse_experiment
+from troll.operations.outputs import entries_of
 
 DIGESTS = {"environment": "e" * 64, "data": "d" * 64, "base_model": "b" * 64}
 TASKS = ("chains", "functions")
@@ -42,19 +41,42 @@ CLAIM = {
 """The shortest claim, as a file has it; tests change keys of it."""
 
 
-def collect(run_dirs: Sequence[Path], out: Path, base_dirs: Sequence[Path] = (), **options: bool) -> Tidy:
+def claim(**changes):
+    return Claim.model_validate(CLAIM | changes)
+
+
+EXPERIMENT: dict[str, Any] = {
+    "experiment": "e",
+    "seeds": [0, 1],
+    "tasks": {"chains": {}},
+    "models": {"tiny": {}},
+    "trust_regions": {"clip": {"rule": "clip"}},
+    "estimators": {"grpo": {"rule": "grpo"}},
+    "conditions": {"c": {}},
+    "training": {"max_response_tokens": 48},
+}
+"""The shortest experiment, as a file has it."""
+
+
+def entries_planned(kind, **changes):
+    """Names of the tables or figures of `EXPERIMENT` with some of its keys changed."""
+    experiment = parse_experiment(EXPERIMENT | changes, "file")
+    return {entry.name for entry in entries_of(kind, experiment, experiment.runs())}
+
+
+def collect(run_dirs, out, base_dirs=(), **options):
     """Finished directories as the tables of an experiment."""
     tidy = checked(read_directories(run_dirs, base_dirs), **options)
     write_whole(tidy, out)
     return tidy
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path, value):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value))
 
 
-def grades(task: str, table: np.ndarray, data: str = "7" * 64, **metrics: float) -> dict[str, Any]:
+def grades(task, table, data="7" * 64, **metrics):
     """grades.json of a boolean table [problems, samples]."""
     samples = table.shape[1]
     miss = (
@@ -79,19 +101,19 @@ def grades(task: str, table: np.ndarray, data: str = "7" * 64, **metrics: float)
     }
 
 
-def passes(rng: np.random.Generator, rate: float, problems: int = 40, samples: int = 8) -> np.ndarray:
+def passes(rng, rate, problems=40, samples=8):
     """Passes of problems of varying difficulty whose mean rate is about ``rate``."""
     rate = min(max(rate, 0.02), 0.98)
     each = rng.beta(4 * rate, 4 * (1 - rate), size=(problems, 1))
     return rng.random((problems, samples)) < each
 
 
-def solved(count: int, problems: int = 60) -> np.ndarray:
+def solved(count, problems=60):
     """Passes of problems of which so many are solved by all of eight samples."""
     return np.repeat(np.arange(problems) < count, 8).reshape(problems, 8)
 
 
-def metrics(rng: np.random.Generator, condition: str, method: str, batches: int) -> list[dict[str, Any]]:
+def metrics(rng, condition, method, batches):
     """A learning curve: rises towards the end value; stale clip rises a little, then falls."""
     lines, step, wall = [], 0, 0.0
     end, start, shift = ENDS.get((condition, method.split("-")[0]), 0.5), 0.35, rng.normal(0, 0.02)
@@ -142,20 +164,20 @@ def metrics(rng: np.random.Generator, condition: str, method: str, batches: int)
 
 
 def write_run(
-    root: Path,
-    task: str,
-    method: str,
-    estimator: str,
-    condition: str,
-    seed: int,
+    root,
+    task,
+    method,
+    estimator,
+    condition,
+    seed,
     *,
-    batches: int = 6,
-    table: np.ndarray | None = None,
-    digests: dict[str, str] | None = None,
-    problems: int = 40,
-    rule: str | None = None,
-    success: Sequence[float] | None = None,
-) -> Path:
+    batches=6,
+    table=None,
+    digests=None,
+    problems=40,
+    rule=None,
+    success=None,
+):
     """One finished run directory under ``root`` (= results/<experiment>); ``success`` is by rollout batch."""
     run_id = f"tiny/{task}/{method}/{estimator}/{condition}/seed{seed}"
     path = root / "runs" / run_id
@@ -212,16 +234,16 @@ def write_run(
     return path
 
 
-def configure(run: Path, config: dict[str, Any]) -> None:
+def configure(run, config):
     """Lets a run have been made with these settings."""
     (run / "run.yaml").write_text(yaml.safe_dump(config))
     write_json(run / "manifest.json", json.loads((run / "manifest.json").read_text()) | {"config": config})
 
 
-def record(runs: pd.DataFrame, rows: pd.Series, **changes: Any) -> pd.DataFrame:
+def record(runs, rows, **changes):
     """The tidy table where some rows record other settings, by their path with dots; None leaves one out."""
 
-    def changed(text: str) -> str:
+    def changed(text):
         settings = json.loads(text)
         for path, value in changes.items():
             *blocks, name = path.split(".")
@@ -239,7 +261,7 @@ def record(runs: pd.DataFrame, rows: pd.Series, **changes: Any) -> pd.DataFrame:
     )
 
 
-def write_base(root: Path, task: str, *, table: np.ndarray | None = None, problems: int = 40) -> Path:
+def write_base(root, task, *, table=None, problems=40):
     """The graded base model of a task."""
     path = root / "base" / "tiny" / task
     rng = np.random.default_rng([99, *task.encode()])
@@ -255,18 +277,37 @@ def write_base(root: Path, task: str, *, table: np.ndarray | None = None, proble
     return path
 
 
+def read_solved(root, counts, *, seeds=3, batches=2, base=20):
+    """Runs on chains that solve so many of 60 problems, by method and condition, and their base model.
+
+    ``counts`` are those of all ``seeds``, or one for each seed from 0 on.
+    """
+    dirs = [
+        write_run(root, "chains", method, "grpo", condition, seed, batches=batches, table=solved(count))
+        for (method, condition), given in counts.items()
+        for seed, count in enumerate([given] * seeds if isinstance(given, int) else given)
+    ]
+    bases = [] if base is None else [write_base(root, "chains", table=solved(base))]
+    return read_directories(dirs, bases)
+
+
+def rising(count, seeds=3):
+    """One problem more with each seed."""
+    return [count + seed for seed in range(seeds)]
+
+
 def write_experiment(
-    root: Path,
+    root,
     *,
-    tasks: Sequence[str] = TASKS,
-    conditions: Sequence[str] = CONDITIONS,
-    estimators: Sequence[str] = ESTIMATORS,
-    methods: Sequence[str] = METHODS,
-    seeds: int = 3,
-    batches: int = 6,
-    problems: int = 40,
-    keep: Callable[[str, str, str, str, int], bool] = lambda *_: True,
-) -> tuple[list[Path], list[Path]]:
+    tasks=TASKS,
+    conditions=CONDITIONS,
+    estimators=ESTIMATORS,
+    methods=METHODS,
+    seeds=3,
+    batches=6,
+    problems=40,
+    keep=lambda *_: True,
+):
     """A whole matrix; returns run and base directories."""
     run_dirs = [
         write_run(root, t, m, e, c, s, batches=batches, problems=problems)

@@ -1,6 +1,5 @@
 """A small protocol of a leaderboard, its trials with known scores, and the board of synthetic runs."""
 
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -50,7 +49,7 @@ SENTENCES = {
 }
 
 
-def compared(**changes: Any) -> dict[str, Any]:
+def compared(**changes):
     """A block of contrasts for the protocol, with some of its keys changed."""
     contrasts = [("troll", "clip"), ("troll", "none"), ("none", "clip")]
     block = {
@@ -67,7 +66,7 @@ IN_ROUNDS = PROTOCOL | {"rounds": [{"keep": 2, "seeds": [102, 103]}, {"keep": 1,
 """The protocol with two further rounds of tuning."""
 
 
-def validation(protocol: Protocol, score, seeds=None, kept=None) -> pd.DataFrame:
+def validation(protocol, score, seeds=None, kept=None):
     """The tidy rows of all trials, each with a success on validation that falls before it ends.
 
     Args:
@@ -97,7 +96,7 @@ def validation(protocol: Protocol, score, seeds=None, kept=None) -> pd.DataFrame
     return pd.DataFrame(rows)
 
 
-def made_board(root: Path) -> tuple[pd.DataFrame, list[Results], pd.DataFrame]:
+def made_board(root):
     """The board of synthetic runs, with the results and the scores that it was made from."""
     protocol = Protocol.model_validate(PROTOCOL)
     best = choose(trial_scores(validation(protocol, trial_score), protocol), protocol)
@@ -131,7 +130,7 @@ def trial_score(task, trial, seed):
     return 0.1 * trial.number + (0.05 if trial.name == "troll" else 0.0)
 
 
-def fresh_seeds(protocol: Protocol, rate, area=lambda rule, task, seed: 0.5, base=0.2) -> list[Results]:
+def fresh_seeds(protocol, rate, area=lambda rule, task, seed: 0.5, base=0.2):
     """Results of fresh seeds by task with known rates: one problem with a million samples, and a mean height.
 
     Args:

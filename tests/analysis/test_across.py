@@ -1,7 +1,6 @@
 """Claims about a line of conditions: slopes, usable decades, and their verdicts."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -9,51 +8,33 @@ import pytest
 import synthetic
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refused
 
 from troll.analysis.claims.across import Across, slope, usable_decades
-from troll.analysis.claims.verdicts import Claim, ClaimVerdict, judge, read_claims
+from troll.analysis.claims.verdicts import judge
 from troll.analysis.claims.wording import measure, why
-from troll.analysis.data.runs import read_directories
-from troll.analysis.data.tidy import Tidy
 
 SOLVED = {("clip", "gentle"): 30, ("troll", "gentle"): 45, ("clip", "stale"): 24, ("troll", "stale"): 51}
 """Of 60 problems; the base model solves 20."""
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Tidy:
-    root = tmp_path_factory.mktemp("results") / "testbed"
-    dirs = [
-        synthetic.write_run(
-            root,
-            "chains",
-            method,
-            "grpo",
-            condition,
-            seed,
-            batches=2,
-            table=synthetic.solved(count + seed),
-        )
-        for (method, condition), count in SOLVED.items()
-        for seed in range(3)
-    ]
-    base = synthetic.write_base(root, "chains", table=synthetic.solved(20))
-    return read_directories(dirs, [base])
+def known(tmp_path_factory):
+    counts = {place: synthetic.rising(count) for place, count in SOLVED.items()}
+    return synthetic.read_solved(tmp_path_factory.mktemp("results") / "testbed", counts)
 
 
 @pytest.fixture(scope="module")
-def rates(known: Tidy) -> pd.DataFrame:
+def rates(known):
     """The same runs, but what the two conditions differ in is the learning rate: 1e-5 and 1e-4."""
     runs = synthetic.record(known.runs, known.runs["seed"].notna(), **{"training.mini_batches": 8})
     return synthetic.record(runs, runs["condition"] == "gentle", **{"training.learning_rate": 1e-5})
 
 
-def verdict(runs: pd.DataFrame, known: Tidy, across: dict[str, object], **changes: object) -> ClaimVerdict:
-    return judge([Claim.model_validate(synthetic.CLAIM | changes | {"across": across})], runs, known.items)[0]
+def verdict(runs, known, across, **changes):
+    return judge([synthetic.claim(across=across, **changes)], runs, known.items)[0]
 
 
-def test_a_slope_is_that_of_the_difference_for_each_doubling(known: Tidy) -> None:
+def test_a_slope_is_that_of_the_difference_for_each_doubling(known):
     judged = verdict(known.runs, known, {"setting": "staleness", "statistic": "slope"})
     (setting,) = judged.decision.settings
     # From 8 to 32 steps: two doublings, over which the lead grows from 15 to 27 of 60 problems.
@@ -66,9 +47,7 @@ def test_a_slope_is_that_of_the_difference_for_each_doubling(known: Tidy) -> Non
     )
 
 
-def test_usable_decades_share_a_threshold_measured_from_the_base_model(
-    rates: pd.DataFrame, known: Tidy
-) -> None:
+def test_usable_decades_share_a_threshold_measured_from_the_base_model(rates, known):
     across = {"setting": "learning_rate", "statistic": "usable", "share": 0.5}
     judged = verdict(rates, known, across, margin=0.2)
     (setting,) = judged.decision.settings
@@ -81,40 +60,20 @@ def test_usable_decades_share_a_threshold_measured_from_the_base_model(
     np.testing.assert_allclose(higher.differences, [(51 + seed - 48.8) / 6 for seed in range(3)])
 
 
-def test_points_that_one_of_the_two_lacks_are_no_line(rates: pd.DataFrame, known: Tidy) -> None:
+def test_points_that_one_of_the_two_lacks_are_no_line(rates, known):
     across = {"setting": "learning_rate", "statistic": "usable"}
     gone = (known.items["trust_region"] == "clip") & (known.items["condition"] == "stale")
-    judged = judge([Claim.model_validate(synthetic.CLAIM | {"across": across})], rates, known.items[~gone])
+    judged = judge([synthetic.claim(across=across)], rates, known.items[~gone])
     assert judged[0].verdict == "not run"
     assert verdict(rates, known, across, where={"condition": ["stale"]}).verdict == "not run"
     assert verdict(rates, known, {"setting": "policy_lag", "statistic": "slope"}).verdict == "not run"
-
-
-@pytest.mark.parametrize(
-    ("changes", "facts"),
-    [
-        ({"baseline": "base"}, ("baseline base", "across")),
-        ({"baseline": 0.5}, ("baseline 0.5", "across")),
-        ({"relative": True}, ("relative", "across")),
-        ({"metric": "late_kl"}, ("metric late_kl", "usable", "pass@k")),
-        ({"across": {"setting": "keep", "statistic": "slope"}}, ("across.setting",)),
-        ({"across": {"setting": "policy_lag", "statistic": "usable"}}, ("across policy_lag", "slope")),
-    ],
-)
-def test_claims_that_make_no_sense_are_one_line(
-    changes: dict[str, object], facts: tuple[object, ...], tmp_path: Path
-) -> None:
-    across = {"setting": "learning_rate", "statistic": "usable"}
-    synthetic.write_json(tmp_path / "claims.yaml", [synthetic.CLAIM | {"across": across} | changes])
-    with refused(tmp_path / "claims.yaml", "claim c", *facts):
-        read_claims([tmp_path / "claims.yaml"])
 
 
 lines = st.lists(st.floats(-2, 2), min_size=2, max_size=6)
 
 
 @given(lines, st.floats(-2, 2))
-def test_usable_decades_are_what_a_fine_grid_counts(line: list[float], threshold: float) -> None:
+def test_usable_decades_are_what_a_fine_grid_counts(line, threshold):
     values = np.logspace(-5, -3, len(line))
     x = np.linspace(-5, -3, 20_001)
     middle = (x[1:] + x[:-1]) / 2
@@ -124,7 +83,7 @@ def test_usable_decades_are_what_a_fine_grid_counts(line: list[float], threshold
 
 
 @given(lines, st.booleans())
-def test_a_slope_is_that_of_a_fitted_line(line: list[float], zero: bool) -> None:
+def test_a_slope_is_that_of_a_fitted_line(line, zero):
     values = [float(number) for number in (range(len(line)) if zero else np.geomspace(1, 64, len(line)))]
     scale: Callable[[object], object] = (lambda x: x) if zero else np.log2
     wanted = np.polyfit(scale(np.asarray(values)), line, 1)[0]
@@ -132,26 +91,24 @@ def test_a_slope_is_that_of_a_fitted_line(line: list[float], zero: bool) -> None
 
 
 @pytest.mark.parametrize(("setting", "wanted"), [("policy_lag", 0.02), ("staleness", 0.03)])
-def test_lag_counts_in_batches_even_where_no_point_has_none(setting: str, wanted: float) -> None:
+def test_lag_counts_in_batches_even_where_no_point_has_none(setting, wanted):
     """From 1 to 4: three batches of lag, or two doublings."""
     doubling = Across.model_validate({"setting": setting, "statistic": "slope"}).doubling
     np.testing.assert_allclose(slope([1, 4], np.asarray([[0.0, 0.06]]), doubling=doubling), [wanted])
 
 
 @pytest.mark.parametrize("missing", ["troll", "clip"])
-def test_a_line_that_lacks_a_point_is_not_judged_on_the_others(
-    known: Tidy, rates: pd.DataFrame, missing: str
-) -> None:
+def test_a_line_that_lacks_a_point_is_not_judged_on_the_others(known, rates, missing):
     """Three rates, of which one method lacks one: neither method's line is silently made shorter."""
     more = [frame[frame["condition"] == "stale"].copy() for frame in (rates, known.items)]
     for frame in more:
         frame["condition"] = frame["condition"].astype(str).replace({"stale": "third"})
         frame["run_id"] = frame["run_id"].astype(str).str.replace("/stale/", "/third/")
     more[0] = synthetic.record(more[0], more[0]["seed"].notna(), **{"training.learning_rate": 1e-3})
-    entry = synthetic.CLAIM | {"across": {"setting": "learning_rate", "statistic": "slope"}}
+    claim = synthetic.claim(across={"setting": "learning_rate", "statistic": "slope"})
     whole = [pd.concat(pair, ignore_index=True) for pair in zip((rates, known.items), more, strict=True)]
-    (full,) = judge([Claim.model_validate(entry)], *whole)
+    (full,) = judge([claim], *whole)
     assert "gentle to third" in full.decision.settings[0].name
     part = [frame[(frame["condition"] != "third") | (frame["trust_region"] != missing)] for frame in whole]
-    (one,) = judge([Claim.model_validate(entry)], *part)
+    (one,) = judge([claim], *part)
     assert one.verdict == "not run" and why(one).startswith("no ")

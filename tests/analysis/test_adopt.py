@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -11,7 +10,7 @@ from refusals import refused
 
 from troll.analysis.claims.packaged import claim_files
 from troll.analysis.data.archive import TAKEN, append_run, archived_runs, take
-from troll.analysis.data.results import read_results, write_plan
+from troll.analysis.data.results import Plan, read_results, write_plan
 from troll.analysis.data.tidy import read_table_file, read_tidy, table_files, write_table_file
 from troll.analysis.report.check import check_results
 from troll.analysis.report.make import make_table
@@ -21,13 +20,13 @@ from troll.operations.adopt import adopt
 COORDINATES = ("model", "task", "trust_region", "estimator", "condition")
 
 
-def commit(root: Path) -> None:
+def commit(root):
     git = ["git", "-C", str(root), "-c", "user.name=n", "-c", "user.email=e"]
     for command in (["add", "-A"], ["commit", "-qm", "release", "--allow-empty"]):
         subprocess.run([*git, *command], check=True, capture_output=True)
 
 
-def record_commit(directory: Path, name: str) -> None:
+def record_commit(directory, name):
     """Records that all runs were made at a commit."""
     for path in table_files(directory).values():
         write_table_file(
@@ -37,7 +36,7 @@ def record_commit(directory: Path, name: str) -> None:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def checkout(tmp_path, monkeypatch):
     """A git checkout with one source file, which ignores local results as the repository does."""
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     (tmp_path / ".gitignore").write_text("results/*\n!results/released/\n")
@@ -51,7 +50,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def local(checkout: Path) -> Path:
+def local(checkout):
     """The results of a finished experiment, with a table and verdicts, as a run leaves them."""
     root = checkout / "results/testbed"
     runs, bases = synthetic.write_experiment(
@@ -61,7 +60,7 @@ def local(checkout: Path) -> Path:
     record_commit(root, "c0ffee")
     expected = [dict(zip(COORDINATES, path.parts[-6:-1], strict=True)) for path in runs]
     expected = [one | {"seed": int(path.name[4:])} for one, path in zip(expected, runs, strict=True)]
-    write_plan(root, [one | {"rule": one["trust_region"]} for one in expected], {})
+    write_plan(root, Plan(expected=[one | {"rule": one["trust_region"]} for one in expected]))
     results = read_results(root)
     make_table("main", results, root / "tables/main")
     (root / "page.html").write_text("local")
@@ -70,7 +69,7 @@ def local(checkout: Path) -> Path:
     return root
 
 
-def test_a_finished_experiment_becomes_a_release_that_its_check_accepts(local: Path, checkout: Path) -> None:
+def test_a_finished_experiment_becomes_a_release_that_its_check_accepts(local, checkout):
     said = adopt("testbed")
     released = checkout / "results/released/testbed"
     assert said.startswith("results/released/testbed: 6 runs, ")
@@ -91,7 +90,7 @@ def test_a_finished_experiment_becomes_a_release_that_its_check_accepts(local: P
     assert "difficulty.md" in (released / "README.md").read_text()
 
 
-def test_what_could_not_be_traced_or_would_lose_something_is_refused(local: Path, checkout: Path) -> None:
+def test_what_could_not_be_traced_or_would_lose_something_is_refused(local, checkout):
     released = checkout / "results/released/testbed"
     (checkout / "source.py").write_text("one = 2\n")
     with refused("adopt", "git status"):
@@ -115,15 +114,13 @@ def test_what_could_not_be_traced_or_would_lose_something_is_refused(local: Path
     assert not released.exists() and not [*released.parent.iterdir()]
 
 
-def test_runs_from_uncommitted_source_are_refused(local: Path) -> None:
+def test_runs_from_uncommitted_source_are_refused(local):
     record_commit(local, "c0ffee-dirty")
     with refused("results/released/testbed", "7 of 7"):
         adopt("testbed")
 
 
-def test_the_finished_runs_of_an_unfinished_experiment_are_added_to_those_of_the_release(
-    checkout: Path,
-) -> None:
+def test_the_finished_runs_of_an_unfinished_experiment_are_added_to_those_of_the_release(checkout):
     runs, bases = synthetic.write_experiment(
         checkout / "made/testbed",
         tasks=["chains"],
@@ -153,7 +150,7 @@ def test_the_finished_runs_of_an_unfinished_experiment_are_added_to_those_of_the
     planned = [
         one | {"seed": seed, "rule": one["trust_region"]} for one, seed in zip(expected, seeds, strict=True)
     ]
-    write_plan(local, planned, {})
+    write_plan(local, Plan(expected=planned))
     make_table("main", read_results(local), local / "tables/main")
     adopt("kept")
     assert [*table_files(released)] == ["base", "clip", "troll"]

@@ -11,7 +11,7 @@ from troll.analysis.tables.aggregates import aggregate_table
 from troll.analysis.tables.behaviour import training_cost_table
 
 
-def items_of(by_method: dict[str, dict[str, list[float]]], problems: int = 20) -> pd.DataFrame:
+def items_of(by_method, problems=20):
     """Problems whose pass@1 over the test set is given for each method, estimator and seed."""
     rows = []
     for method, by_estimator in {"base": {"": [0.2]}, **by_method}.items():
@@ -35,7 +35,7 @@ def items_of(by_method: dict[str, dict[str, list[float]]], problems: int = 20) -
     return pd.DataFrame(rows)
 
 
-def test_the_aggregate_is_the_trimmed_mean_and_the_chance_to_be_above() -> None:
+def test_the_aggregate_is_the_trimmed_mean_and_the_chance_to_be_above():
     clip = {"grpo": [0.1, 0.2, 0.3, 0.4], "rloo": [0.2, 0.2, 0.2, 0.9]}
     troll = {"grpo": [0.3, 0.4, 0.5, 0.6], "rloo": [0.2, 0.1, 0.2, 0.1], "gae": [1.0, 1.0]}
     table = aggregate_table(items_of({"clip": clip, "troll": troll, "troll-kl0.1": troll}))
@@ -52,7 +52,7 @@ def test_the_aggregate_is_the_trimmed_mean_and_the_chance_to_be_above() -> None:
     pd.testing.assert_frame_equal(table, aggregate_table(items_of({"clip": clip, "troll": troll})))
 
 
-def test_equal_methods_are_even_and_one_that_always_wins_has_no_doubt() -> None:
+def test_equal_methods_are_even_and_one_that_always_wins_has_no_doubt():
     same, better = {"grpo": [0.2, 0.3, 0.4]}, {"grpo": [0.7, 0.8, 0.9]}
     table = aggregate_table(items_of({"clip": same, "troll": same, "sapo": better})).set_index("trust_region")
     assert table.loc["troll", "improvement"] == 0.5
@@ -61,7 +61,7 @@ def test_equal_methods_are_even_and_one_that_always_wins_has_no_doubt() -> None:
     assert "100.0 [100.0, 100.0]" in to_markdown(table.reset_index())
 
 
-def test_conditions_stand_in_the_order_of_their_numbers() -> None:
+def test_conditions_stand_in_the_order_of_their_numbers():
     items = items_of({"clip": {"grpo": [0.2, 0.3]}, "troll": {"grpo": [0.3, 0.4]}})
     trained = items["condition"] == "stale"
     names = ["lr3e-5", "lr1e-4", "lr1e-3"]
@@ -70,19 +70,19 @@ def test_conditions_stand_in_the_order_of_their_numbers() -> None:
     assert list(table["condition"]) == names
 
 
-def test_single_seeds_are_no_certainty(items: pd.DataFrame) -> None:
+def test_single_seeds_are_no_certainty(items):
     table = aggregate_table(items[(items["seed"] == 0) | items["seed"].isna()])
     ends = [f"{name}_{end}" for name in ("iqm", "improvement") for end in ("low", "high")]
     assert len(table) and table[ends].isna().all(axis=None) and table["iqm"].notna().all()
 
 
-def test_without_a_baseline_the_table_says_so() -> None:
+def test_without_a_baseline_the_table_says_so():
     table = aggregate_table(items_of({"troll": {"grpo": [0.5]}}))
     assert table.empty
     assert "No method has a run of clip and a graded base model beside it." in to_markdown(table)
 
 
-def test_training_cost_is_per_batch_and_against_clip_with_grpo(runs: pd.DataFrame) -> None:
+def test_training_cost_is_per_batch_and_against_clip_with_grpo(runs):
     train = runs[(runs["source"] == "train") & (runs["metric"] == "success")]
     costs = {("clip", "grpo"): (2.0, 1.0), ("troll", "grpo"): (2.2, 1.1), ("troll", "dr-grpo"): (5.0, 3.0)}
     added = []

@@ -4,11 +4,7 @@ import json
 import multiprocessing
 import random
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -19,7 +15,7 @@ from refusals import error_of, refused
 from troll.analysis.data.archive import TAKEN, ArchivedRun, append_run, archived_runs, table_of_rule, take
 from troll.analysis.data.results import read_results
 from troll.analysis.data.runs import read_directories
-from troll.analysis.data.tidy import Tidy, read_table_file, read_tidy, table_file, table_files
+from troll.analysis.data.tidy import read_table_file, read_tidy, table_file, table_files
 from troll.common import numerics
 
 CLIP, TROLL = (
@@ -29,7 +25,7 @@ BASE = "base/tiny/chains"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def made(tmp_path_factory):
     """Directories of finished runs of two rules, and of their base model, by run id."""
     root = tmp_path_factory.mktemp("made") / "testbed"
     dirs, bases = synthetic.write_experiment(
@@ -38,41 +34,39 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"/".join(path.parts[-6:]): path for path in dirs} | {BASE: bases[0]}
 
 
-def key(run_id: str) -> str:
+def key(run_id):
     return f"key of {run_id}"
 
 
-def append(made: dict[str, Path], results: Path, *names: str) -> None:
+def append(made, results, *names):
     for name in names:
         append_run(made[name], results, key(name))
 
 
-def contents(results: Path) -> dict[str, bytes]:
+def contents(results):
     return {name: path.read_bytes() for name, path in table_files(results).items()}
 
 
-def written(results: Path) -> dict[str, tuple[int, int]]:
+def written(results):
     """What tells whether a file was replaced, even by an equal one."""
     stats = {name: path.stat() for name, path in table_files(results).items()}
     return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
-def expected(made: dict[str, Path], *names: str) -> Tidy:
+def expected(made, *names):
     """What the tables hold once these runs are appended."""
     runs = [made[name] for name in names if name != BASE]
     bases = [made[BASE]] if BASE in names else []
     return read_directories(runs, bases, keys={name: key(name) for name in names})
 
 
-def holds(results: Path, tidy: Tidy) -> None:
+def holds(results, tidy):
     found = read_tidy(results)
     pd.testing.assert_frame_equal(found.runs.astype(str), tidy.runs.astype(str))
     pd.testing.assert_frame_equal(found.items.astype(str), tidy.items.astype(str))
 
 
-def test_the_tables_hold_what_was_appended_in_a_part_for_each_rule(
-    made: dict[str, Path], tmp_path: Path
-) -> None:
+def test_the_tables_hold_what_was_appended_in_a_part_for_each_rule(made, tmp_path):
     assert archived_runs(tmp_path) == {}
     append(made, tmp_path, TROLL[1], BASE, CLIP[0], TROLL[0])
     holds(tmp_path, expected(made, CLIP[0], TROLL[0], TROLL[1], BASE))
@@ -82,9 +76,7 @@ def test_the_tables_hold_what_was_appended_in_a_part_for_each_rule(
     assert known[BASE] == ArchivedRun(key(BASE), numerics.NUMERICS, "") and len(known) == 4
 
 
-def test_the_same_runs_give_the_same_bytes_whoever_appended_them_in_whatever_order(
-    made: dict[str, Path], tmp_path: Path
-) -> None:
+def test_the_same_runs_give_the_same_bytes_whoever_appended_them_in_whatever_order(made, tmp_path):
     names = [*CLIP, *TROLL, BASE]
     append(made, tmp_path / "first", *names)
     for index in range(2):
@@ -93,9 +85,7 @@ def test_the_same_runs_give_the_same_bytes_whoever_appended_them_in_whatever_ord
         assert contents(tmp_path / str(index)) == contents(tmp_path / "first")
 
 
-def test_a_run_of_the_same_name_is_replaced_and_no_other_file_rewritten(
-    made: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_run_of_the_same_name_is_replaced_and_no_other_file_rewritten(made, tmp_path):
     results = tmp_path / "results"
     append(made, results, *CLIP, TROLL[0], BASE)
     before = written(results)
@@ -117,9 +107,7 @@ def test_a_run_of_the_same_name_is_replaced_and_no_other_file_rewritten(
     holds(results, expected(made, *CLIP, TROLL[0], BASE))
 
 
-def test_a_run_whose_rule_is_another_one_now_is_in_one_part_only(
-    made: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_run_whose_rule_is_another_one_now_is_in_one_part_only(made, tmp_path):
     results = tmp_path / "results"
     append(made, results, CLIP[0], CLIP[1], TROLL[0])
     for seed in (0, 1):
@@ -143,7 +131,7 @@ def test_a_run_whose_rule_is_another_one_now_is_in_one_part_only(
         (".rules.py:weiß", "rules.py-weiß"),
     ],
 )
-def test_any_rule_has_a_part_that_is_read(tmp_path: Path, rule: str, part: str) -> None:
+def test_any_rule_has_a_part_that_is_read(tmp_path, rule, part):
     assert table_of_rule(rule) == part
     run = synthetic.write_run(
         tmp_path / "testbed", "chains", "mine", "grpo", "stale", 0, batches=1, rule=rule
@@ -155,7 +143,7 @@ def test_any_rule_has_a_part_that_is_read(tmp_path: Path, rule: str, part: str) 
         ]
 
 
-def test_only_what_the_planned_run_would_come_out_as_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_the_planned_run_would_come_out_as_counts(monkeypatch):
     changes = [numerics.Change(1, "all"), numerics.Change(2, "penalties", ("kl-penalty",))]
     for later, counting in (
         ([], {"clip", "kl-penalty", ""}),
@@ -177,9 +165,7 @@ def test_only_what_the_planned_run_would_come_out_as_counts(monkeypatch: pytest.
     assert ArchivedRun("k", 7, "clip").counts_as("k"), "of a source that is ahead of this one"
 
 
-def test_finished_directories_that_the_tables_lack_are_appended(
-    made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_directories_that_the_tables_lack_are_appended(made, tmp_path, monkeypatch):
     append(made, tmp_path, CLIP[0], CLIP[1], TROLL[0])
     before = contents(tmp_path)
     keys = {name: key(name) for name in (CLIP[0], BASE)}
@@ -203,7 +189,7 @@ def test_finished_directories_that_the_tables_lack_are_appended(
         take(tmp_path, keys, {})
 
 
-def test_released_rows_are_copied_where_nothing_was_made_here(made: dict[str, Path], tmp_path: Path) -> None:
+def test_released_rows_are_copied_where_nothing_was_made_here(made, tmp_path):
     released, results = tmp_path / "released", tmp_path / "here"
     append(made, released, *CLIP, *TROLL, BASE)
     before = contents(released)
@@ -231,35 +217,21 @@ def test_released_rows_are_copied_where_nothing_was_made_here(made: dict[str, Pa
     assert contents(released) == before
 
 
-def test_what_is_neither_in_the_tables_nor_finished_here_is_refused_in_one_line(
-    made: dict[str, Path], tmp_path: Path
-) -> None:
+def test_what_is_neither_in_the_tables_nor_finished_here_is_refused_in_one_line(made, tmp_path):
     append(made, tmp_path, CLIP[0])
     before = contents(tmp_path)
     tidy = tmp_path / "tidy"
     unfinished = synthetic.write_run(tmp_path / "testbed", "chains", "troll", "grpo", "stale", 0, batches=1)
     (unfinished / "grades.json").unlink()
     for keys, directories, facts in (
-        (
-            {TROLL[0]: "k"},
-            {},
-            (tidy, TROLL[0], "1 of 1"),
-        ),
-        (
-            {CLIP[0]: "k"},
-            {},
-            (tidy, CLIP[0], "1 of 1"),
-        ),
+        ({TROLL[0]: "k"}, {}, (tidy, TROLL[0], "1 of 1")),
+        ({CLIP[0]: "k"}, {}, (tidy, CLIP[0], "1 of 1")),
         (  # nothing is appended, though one of them is there
             {TROLL[1]: "k", TROLL[2]: "k"},
             {TROLL[1]: made[TROLL[1]]},
             (tidy, TROLL[2], "1 of 2"),
         ),
-        (
-            {TROLL[0]: "k"},
-            {TROLL[0]: unfinished},
-            (unfinished / "grades.json",),
-        ),
+        ({TROLL[0]: "k"}, {TROLL[0]: unfinished}, (unfinished / "grades.json",)),
         ({TROLL[0]: "k"}, {TROLL[0]: tmp_path / "gone"}, (tmp_path / "gone/manifest.json",)),
         ({}, made, (tmp_path, "keys")),
     ):
@@ -268,9 +240,7 @@ def test_what_is_neither_in_the_tables_nor_finished_here_is_refused_in_one_line(
         assert contents(tmp_path) == before
 
 
-def test_the_command_collects_the_planned_runs_from_tables_and_directories(
-    made: dict[str, Path], tmp_path: Path, troll
-) -> None:
+def test_the_command_collects_the_planned_runs_from_tables_and_directories(made, tmp_path, troll):
     append(made, tmp_path, *CLIP, TROLL[0], TROLL[1])
     names = ("model", "task", "trust_region", "estimator", "condition")
     coordinates = {run: dict(zip(names, run.split("/")[:5], strict=True)) for run in (CLIP[0], TROLL[2])}
@@ -291,7 +261,7 @@ def test_the_command_collects_the_planned_runs_from_tables_and_directories(
     assert json.loads((tmp_path / "group/plan.json").read_text()) == {"expected": planned, "skipped": {}}
 
 
-def test_base_models_of_other_machines_are_admitted_in_an_archive_only(tmp_path: Path, troll) -> None:
+def test_base_models_of_other_machines_are_admitted_in_an_archive_only(tmp_path, troll):
     here = synthetic.write_run(tmp_path / "testbed", "chains", "clip", "grpo", "stale", 0, batches=1)
     there = synthetic.write_run(
         tmp_path / "testbed",
@@ -319,9 +289,7 @@ def test_base_models_of_other_machines_are_admitted_in_an_archive_only(tmp_path:
 
 
 @pytest.mark.parametrize("place", ["a page", "the end"])
-def test_a_damaged_table_takes_nothing_and_stays_as_it_is(
-    made: dict[str, Path], tmp_path: Path, place: str
-) -> None:
+def test_a_damaged_table_takes_nothing_and_stays_as_it_is(made, tmp_path, place):
     append(made, tmp_path, CLIP[0], TROLL[0])
     path = table_file(tmp_path, "clip")
     whole = path.read_bytes()
@@ -355,9 +323,7 @@ NO_MANIFEST = ("[]", "{}", "null", '{"digests": 3}', '{"digests": {}}', "[" * 10
         *(("metrics.jsonl", text) for text in ("{x", "", "[]", '{"step": 1}', '{"step": 1, "loss": "x"}')),
     ],
 )
-def test_a_run_with_a_broken_file_is_not_appended(
-    made: dict[str, Path], tmp_path: Path, name: str, text: str
-) -> None:
+def test_a_run_with_a_broken_file_is_not_appended(made, tmp_path, name, text):
     append(made, tmp_path, CLIP[1])
     before = contents(tmp_path)
     run = synthetic.write_run(tmp_path / "testbed", "chains", "clip", "grpo", "stale", 0, batches=1)
@@ -367,9 +333,7 @@ def test_a_run_with_a_broken_file_is_not_appended(
     assert contents(tmp_path) == before
 
 
-def test_the_command_appends_and_says_in_one_line_what_it_cannot(
-    made: dict[str, Path], tmp_path: Path, troll
-) -> None:
+def test_the_command_appends_and_says_in_one_line_what_it_cannot(made, tmp_path, troll):
     result = troll("job", "append", made[CLIP[0]], "--results", tmp_path, "--key", key(CLIP[0]))
     assert result.returncode == 0, result.stderr
     holds(tmp_path, expected(made, CLIP[0]))
@@ -379,7 +343,7 @@ def test_the_command_appends_and_says_in_one_line_what_it_cannot(
     error_of(result, run / "grades.json")
 
 
-def append_all(directories: list[Path], requests: Connection, said: Connection) -> None:
+def append_all(directories, requests, said):
     """Appends its runs to the results that each request names, and says which are in."""
     while True:
         results = requests.recv()
@@ -389,7 +353,7 @@ def append_all(directories: list[Path], requests: Connection, said: Connection) 
 
 
 @contextmanager
-def appender(directories: list[Path]) -> Iterator[tuple[BaseProcess, Connection, Connection]]:
+def appender(directories):
     """A process that appends where it is asked to; it, where it is asked, and what it says."""
     (requests, ask), (heard, said) = multiprocessing.Pipe(False), multiprocessing.Pipe(False)
     process = CONTEXT.Process(target=append_all, args=(directories, requests, said))
@@ -403,21 +367,19 @@ def appender(directories: list[Path]) -> Iterator[tuple[BaseProcess, Connection,
         process.join()
 
 
-def all_said(heard: Connection) -> Iterator[str]:
+def all_said(heard):
     """What is still said, until the other end is gone."""
     with suppress(EOFError):
         while True:
             yield heard.recv()
 
 
-def unfinished(table: Path) -> list[str]:
+def unfinished(table):
     return [path.name for path in table.iterdir() if path.name.startswith(".") and path.name != ".lock"]
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_moment_costs_at_most_the_run_that_was_being_appended(
-    made: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_kill_at_any_moment_costs_at_most_the_run_that_was_being_appended(made, tmp_path):
     runs, kept = [*CLIP[1:], *TROLL], [CLIP[0], BASE]
     append(made, tmp_path, *kept)
     draw, table = random.Random(5), tmp_path / "tidy"
@@ -445,9 +407,7 @@ def test_a_kill_at_any_moment_costs_at_most_the_run_that_was_being_appended(
 
 
 @pytest.mark.slow
-def test_two_processes_that_append_at_the_same_time_lose_nothing(
-    made: dict[str, Path], tmp_path: Path
-) -> None:
+def test_two_processes_that_append_at_the_same_time_lose_nothing(made, tmp_path):
     halves = ([CLIP[0], TROLL[0], CLIP[1]], [TROLL[1], CLIP[2], TROLL[2]])
     append(made, tmp_path / "alone", *CLIP, *TROLL)
     with ExitStack() as stack:

@@ -1,20 +1,16 @@
 """Differences over base models of one kind."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 import synthetic
 
-from troll.analysis.claims.verdicts import Claim, judge
+from troll.analysis.claims.verdicts import judge
 from troll.analysis.data.runs import read_directories
 from troll.analysis.data.tidy import Tidy
 from troll.analysis.figures.base_models import base_models_figure
-from troll.analysis.render.formats import to_markdown, write_table
+from troll.analysis.render.formats import to_markdown
 from troll.analysis.tables.base_models import base_models_table
-from troll.experiment.files import parse_experiment
-from troll.operations.outputs import entries_of
 
 GAPS = {"small": (3, 6, 9), "large": (0, -3, 12)}
 """Problems (of 60) that TROLL solves more than clip does, by kind and base model; programs: two more."""
@@ -22,7 +18,7 @@ WIDTHS = {"small": 64, "large": 192}
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Tidy:
+def known(tmp_path_factory):
     parts = []
     for kind, gaps in GAPS.items():
         for base, gap in enumerate(gaps):
@@ -51,7 +47,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Tidy:
     return Tidy(runs, items)
 
 
-def _renamed(found: Tidy, kind: str, base: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _renamed(found, kind, base):
     """Tables of the model ``tiny`` as those of a base model, with its settings recorded as runs do."""
     name = f"{kind}-base{base}"
     settings = {"model.base_seed": base, "model.layers": 2, "model.width": WIDTHS[kind]}
@@ -60,11 +56,11 @@ def _renamed(found: Tidy, kind: str, base: int) -> tuple[pd.DataFrame, pd.DataFr
     return runs.assign(model=name, run_id=ids), found.items.assign(model=name)
 
 
-def table(known: Tidy) -> pd.DataFrame:
+def table(known):
     return base_models_table(known.runs, known.items).set_index(["model", "task"])
 
 
-def test_rows_are_kinds_from_small_to_large_each_task_and_all(known: Tidy) -> None:
+def test_rows_are_kinds_from_small_to_large_each_task_and_all(known):
     found = table(known)
     tasks = ("chains", "functions", "all")
     assert list(found.index) == [(kind, task) for kind in ("small", "large", "all") for task in tasks]
@@ -73,7 +69,7 @@ def test_rows_are_kinds_from_small_to_large_each_task_and_all(known: Tidy) -> No
     assert list(found["settings"]) == [3, 3, 6, 3, 3, 6, 6, 6, 12]
 
 
-def test_a_row_is_the_average_over_its_base_models(known: Tidy) -> None:
+def test_a_row_is_the_average_over_its_base_models(known):
     row = table(known).loc[("small", "chains")]
     effects = (np.array(GAPS["small"]) + 1) / 60  # seeds 0 to 2 solve one more on average
     assert row["difference"] == pytest.approx(effects.mean()), "equal variances weigh equally"
@@ -89,8 +85,8 @@ def test_a_row_is_the_average_over_its_base_models(known: Tidy) -> None:
     assert row["further_high"] - row["difference"] == pytest.approx(further, rel=1e-6)
 
 
-def test_all_rows_together_are_what_the_verdict_rests_on(known: Tidy) -> None:
-    claim = Claim.model_validate(synthetic.CLAIM)
+def test_all_rows_together_are_what_the_verdict_rests_on(known):
+    claim = synthetic.claim()
     pooled = judge([claim], known.runs, known.items)[0].decision.pooled
     row = table(known).loc[("all", "all")]
     assert pooled is not None and pooled.settings == row["settings"] == 12
@@ -101,7 +97,7 @@ def test_all_rows_together_are_what_the_verdict_rests_on(known: Tidy) -> None:
     )
 
 
-def test_two_settings_or_one_seed_have_no_interval(known: Tidy) -> None:
+def test_two_settings_or_one_seed_have_no_interval(known):
     two = ~known.runs["model"].isin(["small-base2", "large-base0", "large-base1", "large-base2"])
     few = base_models_table(known.runs[two], known.items[known.items["model"].isin(known.runs[two]["model"])])
     few = few.set_index(["model", "task"])
@@ -114,7 +110,7 @@ def test_two_settings_or_one_seed_have_no_interval(known: Tidy) -> None:
     assert single["difference"].notna().all()
 
 
-def test_models_of_which_there_is_one_are_left_out(known: Tidy) -> None:
+def test_models_of_which_there_is_one_are_left_out(known):
     one = known.runs["model"].isin(["small-base0", "large-base0", "large-base1"])
     found = base_models_table(known.runs[one], known.items)
     assert set(found["model"]) == {"large"} and set(found["task"]) == {"chains", "functions", "all"}
@@ -122,13 +118,12 @@ def test_models_of_which_there_is_one_are_left_out(known: Tidy) -> None:
     assert none.empty and "No base models that differ by their seed alone" in to_markdown(none)
 
 
-def test_the_table_can_be_written(known: Tidy, tmp_path: Path) -> None:
-    write_table(base_models_table(known.runs, known.items), tmp_path / "base_models")
-    text = (tmp_path / "base_models.md").read_text()
+def test_the_table_shows_a_row_in_percent_and_points(known):
+    text = to_markdown(base_models_table(known.runs, known.items))
     assert "| small | chains | 3 | 3 | 3 | 20.0 | 50.0 | 61.7 | +11.7 [" in text
 
 
-def test_every_base_model_is_a_mark_and_every_mean_a_line(known: Tidy) -> None:
+def test_every_base_model_is_a_mark_and_every_mean_a_line(known):
     panels = base_models_figure(known.runs, known.items).axes
     assert [axes.get_title() for axes in panels] == ["chains · stale", "functions · stale"]
     for axes, more in zip(panels, (1, 3), strict=True):
@@ -140,25 +135,9 @@ def test_every_base_model_is_a_mark_and_every_mean_a_line(known: Tidy) -> None:
         assert [label.get_text() for label in axes.get_xticklabels()] == ["small", "large"]
 
 
-def test_it_is_made_where_base_models_differ_by_their_seed() -> None:
-    def names(models: dict[str, object]) -> set[str]:
-        experiment = parse_experiment(
-            {
-                "experiment": "x",
-                "seeds": [0],
-                "tasks": {"locks": {}},
-                "models": models,
-                "trust_regions": {"clip": {"rule": "clip"}},
-                "estimators": {"grpo": {"rule": "grpo"}},
-                "conditions": {"c": {}},
-                "training": {"max_response_tokens": 128},
-            },
-            "file",
-        )
-        table, figure = (
-            {entry.name for entry in entries_of(kind, experiment, experiment.runs())}
-            for kind in ("table", "figure")
-        )
+def test_it_is_made_where_base_models_differ_by_their_seed():
+    def names(models):
+        table, figure = (synthetic.entries_planned(kind, models=models) for kind in ("table", "figure"))
         assert ("base_models" in table) == ("base_models" in figure)
         return table
 
@@ -167,7 +146,7 @@ def test_it_is_made_where_base_models_differ_by_their_seed() -> None:
     assert "base_models" not in names({"small": {}, "other": {}})
 
 
-def test_official_figures_are_means_over_settings_before_ours(known: Tidy) -> None:
+def test_official_figures_are_means_over_settings_before_ours(known):
     ours = known.runs[(known.runs["source"] == "test") & (known.runs["metric"] == "pass@1")]
     official = ours.assign(metric="official/pass@1", value=ours["value"] / 2)
     table = base_models_table(pd.concat([known.runs, official], ignore_index=True), known.items)

@@ -47,7 +47,7 @@ def scored(tmp_path, official, passed, tasks=("gsm8k",), metric="exact_match,fle
     write_jsonl(tmp_path / "gsm8k/my model/samples.jsonl", [{"task_id": "0"}])
     write_jsonl(tmp_path / "gsm8k/my model/disagreements.jsonl", [])
     files = (tmp_path / "gsm8k/my model" / name for name in ("grades.json", "samples.jsonl"))
-    return read_answers("base", *files, beside=tmp_path)
+    return read_answers("base", *files, directory=tmp_path)
 
 
 def test_the_official_figure_stands_first_ours_beside_it_with_a_link_to_what_they_differ_on(tmp_path):

@@ -27,7 +27,7 @@ from troll.operations.released import check_measurements
 NO_RUNS = pd.DataFrame(columns=["metric", "source"])
 
 
-def write(directory: Path, results: Results) -> None:
+def write(directory, results):
     tables = []
     for frame, columns in ((results.runs, RUN_COLUMNS), (results.items, ITEM_COLUMNS)):
         full = frame.reindex(columns=list(columns)).assign(mixed=False)
@@ -36,7 +36,7 @@ def write(directory: Path, results: Results) -> None:
 
 
 @pytest.fixture
-def results(board, protocol, tmp_path, monkeypatch) -> list[Results]:
+def results(board, protocol, tmp_path, monkeypatch):
     """A directory with the protocol, its trials and fresh seeds; and these results themselves."""
     _, final, _ = board
     monkeypatch.chdir(tmp_path)
@@ -50,12 +50,12 @@ def results(board, protocol, tmp_path, monkeypatch) -> list[Results]:
     return final
 
 
-def make(*final: str, trials: str = "results/board-trials"):
+def make(*final, trials="results/board-trials"):
     words = ["release", "board", "protocol.yaml", "--trials", trials, "--out", "out"]
     return CliRunner().invoke(app, [*words, *(word for path in final for word in ("--final", path))])
 
 
-def check_refusal(final: tuple[str, ...], *facts: str, trials: str = "results/board-trials") -> None:
+def check_refusal(final, *facts, trials="results/board-trials"):
     error_of(make(*final, trials=trials), *facts)
     assert not Path("out").exists(), "nothing is written"
 

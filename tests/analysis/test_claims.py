@@ -8,6 +8,8 @@ import pytest
 import synthetic
 import yaml
 from refusals import refused
+from synthetic import claim
+from test_decision import judged as decided
 
 from troll.analysis.claims.decision import PairedDifferences, Side, decide
 from troll.analysis.claims.ledger import (
@@ -18,44 +20,23 @@ from troll.analysis.claims.ledger import (
     write_claims,
 )
 from troll.analysis.claims.packaged import claims_file
-from troll.analysis.claims.verdicts import Claim, ClaimVerdict, judge, read_claims
+from troll.analysis.claims.verdicts import ClaimVerdict, judge, read_claims
 from troll.analysis.claims.wording import span, why
 from troll.analysis.data.runs import read_directories
 from troll.analysis.data.settings import first_experiments
-from troll.analysis.data.tidy import Tidy
 from troll.common.numerics import NUMERICS
 
 ROOT = Path(__file__).parents[2]
 
 
-def claim(**changes: object) -> Claim:
-    return Claim.model_validate(synthetic.CLAIM | changes)
-
-
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Tidy:
+def known(tmp_path_factory):
     """Of 60 problems troll solves 15 more than clip in gentle and 15 fewer in stale; 3 seeds."""
-    root = tmp_path_factory.mktemp("results") / "testbed"
-    solved = {("clip", "gentle"): 30, ("troll", "gentle"): 45, ("clip", "stale"): 30, ("troll", "stale"): 15}
-    dirs = [
-        synthetic.write_run(
-            root,
-            "chains",
-            method,
-            "grpo",
-            condition,
-            seed,
-            batches=4,
-            table=synthetic.solved(count),
-        )
-        for (method, condition), count in solved.items()
-        for seed in range(3)
-    ]
-    base = synthetic.write_base(root, "chains", table=synthetic.solved(20))
-    return read_directories(dirs, [base])
+    counts = {("clip", "gentle"): 30, ("troll", "gentle"): 45, ("clip", "stale"): 30, ("troll", "stale"): 15}
+    return synthetic.read_solved(tmp_path_factory.mktemp("results") / "testbed", counts, batches=4)
 
 
-def verdict(known: Tidy, **changes: object) -> ClaimVerdict:
+def verdict(known, **changes):
     return judge([claim(**changes)], known.runs, known.items)[0]
 
 
@@ -95,13 +76,13 @@ CASES: list[tuple[dict[str, object], str]] = [
 HOURS = {"metric": "hours", "relative": True, "direction": "equivalent", "margin": 0.1}
 
 
-def on_gpus(runs: pd.DataFrame, count: int) -> pd.DataFrame:
+def on_gpus(runs, count):
     """The tidy table of runs that had so many GPUs each."""
     first = runs.drop_duplicates("run_id")
     return pd.concat([runs, first.assign(source="manifest", metric="gpus", value=float(count))])
 
 
-def test_wall_clock_times_are_compared_only_where_each_run_has_a_gpu_to_itself(known: Tidy) -> None:
+def test_wall_clock_times_are_compared_only_where_each_run_has_a_gpu_to_itself(known):
     (alone,) = judge([claim(**HOURS)], on_gpus(known.runs, 1), known.items)
     assert alone.verdict == "supported everywhere"
     for runs in (known.runs, on_gpus(known.runs, 0)):
@@ -112,14 +93,14 @@ def test_wall_clock_times_are_compared_only_where_each_run_has_a_gpu_to_itself(k
         )
 
 
-def test_verdicts(known: Tidy) -> None:
+def test_verdicts(known):
     claims = [claim(id=f"c{index}", **changes) for index, (changes, _) in enumerate(CASES)]
     judged = judge(claims, known.runs, known.items)
     for one, (changes, expected) in zip(judged, CASES, strict=True):
         assert one.decision.label == expected, changes
 
 
-def test_evidence_says_where_how_much_and_how_many(known: Tidy) -> None:
+def test_evidence_says_where_how_much_and_how_many(known):
     judged = verdict(known)
     assert [part.name for part in judged.decision.settings] == [
         "testbed / tiny / chains / gentle / grpo",
@@ -140,7 +121,7 @@ def test_evidence_says_where_how_much_and_how_many(known: Tidy) -> None:
         ("lr1e-5 to lr1e-3", "not shown in any of 2 from lr1e-5 to lr1e-3, chains / new"),
     ],
 )
-def test_settings_that_do_not_show_a_claim_are_named_by_condition(condition: str, said: str) -> None:
+def test_settings_that_do_not_show_a_claim_are_named_by_condition(condition, said):
     doubtful, shown = np.array([-0.05, 0.0, 0.2]), np.array([0.19, 0.2, 0.21])
     places = [
         ("chains", condition, doubtful),
@@ -158,7 +139,7 @@ def test_settings_that_do_not_show_a_claim_are_named_by_condition(condition: str
     assert why(ClaimVerdict(claim(), decision)).endswith(said)
 
 
-def test_settings_know_which_runs_they_are_compared_with(tmp_path: Path) -> None:
+def test_settings_know_which_runs_they_are_compared_with(tmp_path):
     """Variants share the baseline's alone. A base model's samples have no seeds."""
     root = tmp_path / "testbed"
     dirs = [
@@ -170,7 +151,7 @@ def test_settings_know_which_runs_they_are_compared_with(tmp_path: Path) -> None
     bases = [synthetic.write_base(root, task) for task in ("chains", "functions")]
     collected = read_directories(dirs, bases)
 
-    def baselines(**changes: object) -> list[object]:
+    def baselines(**changes):
         decision = verdict(collected, trust_region="troll*", **changes).decision
         assert all(one.seed_numbers == (0.0, 1.0) for one in decision.settings)
         return [one.baseline for one in decision.settings]
@@ -180,10 +161,10 @@ def test_settings_know_which_runs_they_are_compared_with(tmp_path: Path) -> None
     assert set(baselines(baseline="base")) == set(baselines(metric="auc", baseline=0.5)) == {None}
 
 
-def test_a_run_that_stands_in_two_experiments_counts_once(known: Tidy) -> None:
+def test_a_run_that_stands_in_two_experiments_counts_once(known):
     tables = (known.runs, known.items)
 
-    def twice(change: dict[str, object], **changed: object) -> ClaimVerdict:
+    def twice(change, **changed):
         again = [frame.assign(experiment="again", **change) for frame in tables]
         again[0] = synthetic.record(again[0], again[0]["seed"].notna(), **changed)
         both = [pd.concat(pair, ignore_index=True) for pair in zip(tables, again, strict=True)]
@@ -201,7 +182,7 @@ def test_a_run_that_stands_in_two_experiments_counts_once(known: Tidy) -> None:
     assert setting.seeds == 3, "the seeds of both, each once"
 
 
-def test_another_batch_size_is_no_further_setting_but_its_runs_count(known: Tidy) -> None:
+def test_another_batch_size_is_no_further_setting_but_its_runs_count(known):
     trained = known.runs["seed"].notna()
     small, large, faster = (
         synthetic.record(
@@ -210,7 +191,7 @@ def test_another_batch_size_is_no_further_setting_but_its_runs_count(known: Tidy
         for size, rate in ((8, 1e-4), (16, 1e-4), (16, 1e-3))
     )
 
-    def settings(*tables: pd.DataFrame, **changed: object) -> tuple[PairedDifferences, ...]:
+    def settings(*tables, **changed):
         runs = [table.assign(experiment=f"e{number}") for number, table in enumerate(tables)]
         runs[-1] = runs[-1].assign(**changed)
         items = [known.items.assign(experiment=f"e{number}") for number in range(len(tables))]
@@ -221,7 +202,7 @@ def test_another_batch_size_is_no_further_setting_but_its_runs_count(known: Tidy
     assert len(settings(small, faster)) == 2 == len(settings(small, large, digest_data="0" * 64))
 
 
-def test_a_retired_claim_is_listed_with_its_reason_and_counted_nowhere(known: Tidy) -> None:
+def test_a_retired_claim_is_listed_with_its_reason_and_counted_nowhere(known):
     claims = [claim(id="kept", sentence="Kept", where=GENTLE)]
     claims += [claim(id="gone", sentence="Gone", where=GENTLE, retired="the duel answers it")]
     judged = judge(claims, known.runs, known.items)
@@ -246,9 +227,7 @@ def test_a_retired_claim_is_listed_with_its_reason_and_counted_nowhere(known: Ti
         ({"estimator.settings.epsilon": None}, {"estimator.settings.epsilon": 0.1}, True),
     ],
 )
-def test_runs_are_the_same_that_agree_in_all_settings_but_those_of_watching(
-    known: Tidy, here: dict[str, object], there: dict[str, object], same: bool
-) -> None:
+def test_runs_are_the_same_that_agree_in_all_settings_but_those_of_watching(known, here, there, same):
     """What only one of them records, as a later version may, is no disagreement."""
     trained = known.runs["seed"].notna()
     first, second = (synthetic.record(known.runs, trained, **settings) for settings in (here, there))
@@ -266,9 +245,7 @@ def test_runs_are_the_same_that_agree_in_all_settings_but_those_of_watching(
         ({}, False),
     ],
 )
-def test_weights_that_another_processor_rounded_make_no_other_run_but_those_of_a_hub_do(
-    known: Tidy, model: dict[str, object], same: bool
-) -> None:
+def test_weights_that_another_processor_rounded_make_no_other_run_but_those_of_a_hub_do(known, model, same):
     trained = known.runs["seed"].notna()
     first = synthetic.record(known.runs, trained, **model)
     again = first.assign(experiment="again", digest_base_model="0" * 64)
@@ -277,7 +254,7 @@ def test_weights_that_another_processor_rounded_make_no_other_run_but_those_of_a
     assert found == {"testbed" if same else "again"}
 
 
-def test_ledger_files(tmp_path: Path, known: Tidy) -> None:
+def test_ledger_files(tmp_path, known):
     table = tmp_path / "all.parquet"
     table.write_bytes(b"x")
     judged = judge(
@@ -302,7 +279,7 @@ def test_ledger_files(tmp_path: Path, known: Tidy) -> None:
     ] == first
 
 
-def test_the_projects_own_claims_are_valid_and_mostly_not_run(known: Tidy) -> None:
+def test_the_projects_own_claims_are_valid_and_mostly_not_run(known):
     claims = read_claims([claims_file("default")])
     judged = {one.claim.id: one for one in judge(claims, known.runs, known.items)}
     assert judged["better-final-success-qwen3-dapo"].verdict == "not run"
@@ -317,7 +294,7 @@ def test_the_projects_own_claims_are_valid_and_mostly_not_run(known: Tidy) -> No
     assert all(f"(`{name}`): " in to_markdown(list(judged.values())) for name in missing)
 
 
-def test_short_ledger_shows_what_was_judged_and_counts_the_rest(known: Tidy) -> None:
+def test_short_ledger_shows_what_was_judged_and_counts_the_rest(known):
     judged = judge([claim(id="n", trust_region="gspo"), claim()], known.runs, known.items)
     assert to_short_markdown(judged).splitlines() == [
         "| Claim | Verdict | Why |",
@@ -329,7 +306,7 @@ def test_short_ledger_shows_what_was_judged_and_counts_the_rest(known: Tidy) -> 
     assert to_short_markdown(judged[:1]) == "1 further claim: **not run**.\n"
 
 
-def test_ledger_tells_differences_in_their_units(known: Tidy) -> None:
+def test_ledger_tells_differences_in_their_units(known):
     claims = [
         claim(where=GENTLE, margin=0.03),
         claim(id="k", metric="late_kl", direction="lower", where=GENTLE),
@@ -342,7 +319,7 @@ def test_ledger_tells_differences_in_their_units(known: Tidy) -> None:
     assert "/ grpo: 0.0 [0.0, 0.0] %, 3 seeds" in text
 
 
-def test_one_seed_is_inconclusive_and_has_no_interval(known: Tidy) -> None:
+def test_one_seed_is_inconclusive_and_has_no_interval(known):
     few = known.runs[known.runs["seed"] == 0]
     (one,) = judge([claim(metric="late_kl", where=GENTLE)], few, known.items[known.items["seed"] == 0])
     assert one.verdict == "inconclusive"
@@ -351,7 +328,7 @@ def test_one_seed_is_inconclusive_and_has_no_interval(known: Tidy) -> None:
     assert "nats, no interval, 1 seed" in text and "nan" not in text
 
 
-def test_the_complete_report_folds_numbers_and_what_was_not_run(known: Tidy) -> None:
+def test_the_complete_report_folds_numbers_and_what_was_not_run(known):
     judged = judge([claim(), claim(id="n", trust_region="gspo")], known.runs, known.items)
     text = to_folded_markdown(judged)
     assert text.index("depends on condition") < text.index("<summary>Numbers</summary>")
@@ -359,7 +336,7 @@ def test_the_complete_report_folds_numbers_and_what_was_not_run(known: Tidy) -> 
     assert text.count("<details>") == 2 and "- S (`n`): missing: runs of gspo and clip" in text
 
 
-def test_no_runs_at_all_is_not_run(known: Tidy) -> None:
+def test_no_runs_at_all_is_not_run(known):
     assert judge([claim()], known.runs.iloc[:0], known.items.iloc[:0])[0].verdict == "not run"
 
 
@@ -372,14 +349,14 @@ def test_no_runs_at_all_is_not_run(known: Tidy) -> None:
         ("- 3", ("claim 0", 3)),
     ],
 )
-def test_broken_files_are_named(tmp_path: Path, text: str, facts: tuple[object, ...]) -> None:
+def test_broken_files_are_named(tmp_path, text, facts):
     path = tmp_path / "claims.yaml"
     path.write_text(text)
     with refused(path, *facts):
         read_claims([path])
 
 
-def test_misspelt_fields_and_double_ids_are_refused(tmp_path: Path) -> None:
+def test_misspelt_fields_and_double_ids_are_refused(tmp_path):
     entry = claim().model_dump()
     mine, other = tmp_path / "mine.yaml", tmp_path / "other.yaml"
     mine.write_text(yaml.safe_dump([entry]))
@@ -400,28 +377,18 @@ def test_misspelt_fields_and_double_ids_are_refused(tmp_path: Path) -> None:
         read_claims([tmp_path / "none.yaml"])
 
 
-def test_a_former_id_still_names_its_claim_and_cannot_be_taken(tmp_path: Path) -> None:
+def test_a_former_id_still_names_its_claim_and_cannot_be_taken(tmp_path):
     path = tmp_path / "claims.yaml"
     path.write_text(yaml.safe_dump([claim(aliases=["old"]).model_dump(), claim(id="old").model_dump()]))
     with refused(path, "claim old"):
         read_claims([path])
     path.write_text(yaml.safe_dump([claim(aliases=["old"]).model_dump()]))
     (one,) = read_claims([path])
-    assert "called old before" in to_markdown(judge_of(one))
-
-
-def judge_of(one: Claim) -> list[ClaimVerdict]:
-    settings = [
-        PairedDifferences(
-            "s", {"model": "m", "task": "t", "condition": "c", "estimator": "e", "method": "troll"}, seeds
-        )
-        for seeds in [np.array([0.1, 0.2, 0.3])]
-    ]
-    return [ClaimVerdict(one, decide(Side(one.direction, one.margin), settings, one.least_seeds))]
+    assert "called old before" in to_markdown([ClaimVerdict(one, decided(0.2, spread=0.1))])
 
 
 @pytest.mark.parametrize("metric", ["mean/nothing", "math500/pass@1", "pass@16"])
-def test_a_metric_that_no_run_has_is_named(known: Tidy, metric: str) -> None:
+def test_a_metric_that_no_run_has_is_named(known, metric):
     (one,) = judge([claim(metric=metric)], known.runs, known.items)
     assert one.verdict == "not run" and why(one) == f"no run of troll has the metric {metric!r}"
     (other,) = judge([claim(metric=metric, trust_region="gspo")], known.runs, known.items)
@@ -437,21 +404,18 @@ def test_a_metric_that_no_run_has_is_named(known: Tidy, metric: str) -> None:
         ("entropy", 0.5, "+0.500 nats"),
     ],
 )
-def test_differences_are_told_in_the_unit_of_their_metric(metric: str, effect: float, told: str) -> None:
-    names = {"model": "m", "task": "t", "condition": "c", "estimator": "e", "method": "troll"}
-    same = PairedDifferences("s", names, np.array([effect, effect, effect]))
-    one = ClaimVerdict(claim(metric=metric), decide(Side("higher", 0.0), [same], 3))
-    assert span(one) == told
+def test_differences_are_told_in_the_unit_of_their_metric(metric, effect, told):
+    assert span(ClaimVerdict(claim(metric=metric), decided(effect, spread=0))) == told
 
 
-def test_a_sentence_cannot_break_a_table(known: Tidy) -> None:
+def test_a_sentence_cannot_break_a_table(known):
     judged = judge([claim(sentence="A | B\nC", source="x|y")], known.runs, known.items)
     (row,) = [line for line in to_markdown(judged).splitlines() if line.startswith("| A")]
     assert row.startswith(r"| A \| B C (`c`) |") and row.endswith(r"| x\|y |")
     assert r"| A \| B C |" in to_short_markdown(judged)
 
 
-def test_two_claims_files_of_one_name_keep_both_digests(known: Tidy, tmp_path: Path) -> None:
+def test_two_claims_files_of_one_name_keep_both_digests(known, tmp_path):
     paths = [tmp_path / name / "claims.yaml" for name in ("a", "b")]
     for path in paths:
         path.parent.mkdir()
@@ -461,7 +425,7 @@ def test_two_claims_files_of_one_name_keep_both_digests(known: Tidy, tmp_path: P
     assert sorted(inputs) == ["b/claims.yaml", "claims.yaml"] and len({*inputs.values()}) == 2
 
 
-def test_nothing_is_so_many_percent_of_zero(known: Tidy) -> None:
+def test_nothing_is_so_many_percent_of_zero(known):
     runs = known.runs.copy()
     zero = (runs["metric"] == "summary/entropy") & (runs["trust_region"] == "clip") & (runs["seed"] == 0)
     runs.loc[zero, "value"] = 0.0

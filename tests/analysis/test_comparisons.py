@@ -6,14 +6,13 @@ import pytest
 import synthetic
 from statsmodels.stats.multitest import multipletests
 
-from troll.analysis.data.tidy import Tidy
 from troll.analysis.figures.forest import forest_lines
 from troll.analysis.tables.comparisons import ALONE, READING, comparison_family, read_in_family
 from troll.analysis.tables.results import main_table
 
 
 @pytest.fixture(scope="module")
-def twice(collected: Tidy) -> tuple[pd.DataFrame, pd.DataFrame]:
+def twice(collected):
     """The experiment and, below it, another one that shares all stale runs and has gentle ones of its own."""
     runs, items = (frame.assign(experiment="again") for frame in (collected.runs, collected.items))
     runs = synthetic.record(runs, runs["condition"] == "gentle", **{"training.learning_rate": 3e-4})
@@ -22,9 +21,7 @@ def twice(collected: Tidy) -> tuple[pd.DataFrame, pd.DataFrame]:
     return found[0], found[1]
 
 
-def test_shared_runs_count_once_and_all_are_one_family(
-    collected: Tidy, twice: tuple[pd.DataFrame, pd.DataFrame]
-) -> None:
+def test_shared_runs_count_once_and_all_are_one_family(collected, twice):
     family = comparison_family(*twice)
     counts = family.groupby(["experiment", "condition"]).size().to_dict()
     assert counts == {("testbed", "gentle"): 4, ("testbed", "stale"): 4, ("again", "gentle"): 4}
@@ -39,7 +36,7 @@ def test_shared_runs_count_once_and_all_are_one_family(
     assert family["p"].iloc[:8].to_numpy() == pytest.approx(alone["p"].to_numpy())
 
 
-def test_a_variant_is_one_of_its_own_experiment(collected: Tidy) -> None:
+def test_a_variant_is_one_of_its_own_experiment(collected):
     """Without the default of its own, a method is no variant, whatever else stands beside it."""
     runs, items = (frame[frame["trust_region"] != "dr"] for frame in (collected.runs, collected.items))
     other = [frame.assign(experiment="other").astype({"trust_region": str}) for frame in (runs, items)]
@@ -53,7 +50,7 @@ def test_a_variant_is_one_of_its_own_experiment(collected: Tidy) -> None:
     assert {line.cell.trust_region for line in forest_lines(*both)} == {"troll", "troll-kl0.01"}
 
 
-def test_the_same_runs_against_another_method_are_another_comparison(collected: Tidy) -> None:
+def test_the_same_runs_against_another_method_are_another_comparison(collected):
     """A variant beside its default, and the same runs in an experiment without it, beside the baseline."""
     whole, without = [], []
     for frame in (collected.runs, collected.items):
@@ -72,9 +69,7 @@ def test_the_same_runs_against_another_method_are_another_comparison(collected: 
     }
 
 
-def test_a_main_table_can_be_read_in_its_family(
-    collected: Tidy, twice: tuple[pd.DataFrame, pd.DataFrame]
-) -> None:
+def test_a_main_table_can_be_read_in_its_family(collected, twice):
     main, family = main_table(collected.runs, collected.items), comparison_family(*twice)
     found = read_in_family(main, family)
     compared = main["p"].notna()

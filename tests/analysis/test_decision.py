@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import synthetic
 
-from troll.analysis.claims.decision import Decision, PairedDifferences, Side, decide
+from troll.analysis.claims.decision import PairedDifferences, Side, decide
 from troll.analysis.claims.ledger import findings
-from troll.analysis.claims.verdicts import Claim, ClaimVerdict
+from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.claims.wording import label, why
 from troll.analysis.pooling import clears
 from troll.analysis.statistics import paired_power
@@ -17,9 +17,7 @@ from troll.analysis.statistics import paired_power
 ABOVE = Side("higher", 0.0)
 
 
-def settings(
-    *effects: float, spread: float = 0.02, seeds: int = 5, **coordinates: list[str]
-) -> list[PairedDifferences]:
+def settings(*effects, spread=0.02, seeds=5, **coordinates):
     """Settings with these mean differences; the spread over seeds is exact."""
     noise = np.linspace(-1, 1, seeds)
     noise *= spread / noise.std(ddof=1)
@@ -33,18 +31,18 @@ def settings(
     ]
 
 
-def judged(*effects: float, side: Side = ABOVE, least: int = 3, **given) -> Decision:
+def judged(*effects, side=ABOVE, least=3, **given):
     return decide(side, settings(*effects, **given), least)
 
 
-def test_every_setting_has_to_hold_for_everywhere() -> None:
+def test_every_setting_has_to_hold_for_everywhere():
     assert judged(0.1, 0.2, 0.3).label == "supported everywhere"
     one_out = judged(0.1, 0.12, 0.11, 0.1, 0.01)
     assert one_out.label == "supported on average" and one_out.held == (True, True, True, True, False)
     assert one_out.pooled is not None and one_out.pooled.low > 0
 
 
-def test_settings_that_share_their_baseline_are_less_sure_on_average() -> None:
+def test_settings_that_share_their_baseline_are_less_sure_on_average():
     noise = np.random.default_rng(0).normal(0, 0.02, (4, 5))
     same = [
         replace(one, differences=0.012 + noise[0] + row / 4)
@@ -58,7 +56,7 @@ def test_settings_that_share_their_baseline_are_less_sure_on_average() -> None:
     assert list(named.by_seed) == [3.0, 5.0, 7.0, 8.0, 9.0]
 
 
-def test_of_an_average_on_the_other_side_the_contrary_holds() -> None:
+def test_of_an_average_on_the_other_side_the_contrary_holds():
     found = judged(-0.02, -0.03, -0.01, -0.02, -0.025)
     assert found.label == "the contrary holds" and not any(found.held)
     assert judged(0.01, 0.02, 0.0, 0.01, side=Side("equivalent", 0.03)).verdict == "supported on average"
@@ -66,7 +64,7 @@ def test_of_an_average_on_the_other_side_the_contrary_holds() -> None:
     assert judged(0.05, 0.06, 0.05, side=Side("higher", 0.1)).verdict == "the contrary holds"
 
 
-def test_a_sign_that_differs_by_task_is_no_average() -> None:
+def test_a_sign_that_differs_by_task_is_no_average():
     tasks = ["a", "a", "a", "a", "b", "b"]
     found = judged(0.3, 0.31, 0.29, 0.3, -0.05, -0.04, task=tasks, spread=0.05)
     assert found.label == "depends on task" and found.p < 0.001
@@ -75,14 +73,14 @@ def test_a_sign_that_differs_by_task_is_no_average() -> None:
     assert judged(0.3, 0.31, 0.29, 0.3, 0.01, 0.02, task=tasks, spread=0.05).verdict == "supported on average"
 
 
-def test_single_settings_that_show_both_depend_on_what_separates_them() -> None:
+def test_single_settings_that_show_both_depend_on_what_separates_them():
     conditions = ["gentle", "gentle", "stale", "stale"]
     assert judged(0.3, 0.2, -0.3, -0.2, condition=conditions).label == "depends on condition"
     mixed = judged(0.3, -0.3, 0.3, -0.3, condition=["a", "a", "b", "b"])
     assert mixed.label == "depends on setting"
 
 
-def test_with_two_clear_exceptions_and_no_support_a_claim_is_not_shown_and_one_of_many_says_nothing() -> None:
+def test_with_two_clear_exceptions_and_no_support_a_claim_is_not_shown_and_one_of_many_says_nothing():
     two = judged(-0.3, -0.28, 0.01, 0.02, 0.015, spread=0.15, seeds=9)
     assert two.label == "not shown" and sum(two.wrong) == 2
     one = judged(-0.3, 0.01, 0.02, 0.015)
@@ -91,7 +89,7 @@ def test_with_two_clear_exceptions_and_no_support_a_claim_is_not_shown_and_one_o
     assert judged(-0.3, -0.2).label == "the contrary holds", "in every setting"
 
 
-def test_the_seeds_that_would_contradict_are_those_of_two_settings() -> None:
+def test_the_seeds_that_would_contradict_are_those_of_two_settings():
     """Both of two settings have to show the contrary; the third never does."""
     undecided = judged(-0.2, -0.2, 0.5, spread=0.5)
     seeds, strict = undecided.seeds, 1 - 0.05 / 3
@@ -102,7 +100,7 @@ def test_the_seeds_that_would_contradict_are_those_of_two_settings() -> None:
     assert undecided.deciding == "contrary" and not undecided.average_decidable
 
 
-def test_too_few_seeds_say_nothing_and_the_missing_ones_are_named() -> None:
+def test_too_few_seeds_say_nothing_and_the_missing_ones_are_named():
     few = judged(0.3, 0.3, 0.3, seeds=2)
     assert few.label == "inconclusive" and few.seeds == 3 and few.pooled is None
     one = judged(0.03, spread=0.05)
@@ -114,7 +112,7 @@ def test_too_few_seeds_say_nothing_and_the_missing_ones_are_named() -> None:
     assert decide(ABOVE, [], 3).label == "not run"
 
 
-def test_one_setting_that_shows_the_contrary_decides_and_its_seeds_are_foreseen() -> None:
+def test_one_setting_that_shows_the_contrary_decides_and_its_seeds_are_foreseen():
     undecided = judged(0.4, -0.4, 0.1, -0.1, spread=0.5)
     assert undecided.label == "inconclusive" and undecided.seeds is not None
     strict = [
@@ -126,7 +124,7 @@ def test_one_setting_that_shows_the_contrary_decides_and_its_seeds_are_foreseen(
     assert any(later.wrong) and later.label.startswith("depends on")
 
 
-def test_what_a_setting_shows_is_not_refuted_by_another_alone() -> None:
+def test_what_a_setting_shows_is_not_refuted_by_another_alone():
     """One is clearly wrong, one shows the claim at 95 % and not at the strict level, five say nothing."""
     known = [*settings(-0.3), *settings(0.05, spread=0.035), *settings(*[0.0] * 5, spread=0.5)]
     decision = decide(ABOVE, known, 3)
@@ -136,11 +134,11 @@ def test_what_a_setting_shows_is_not_refuted_by_another_alone() -> None:
     assert decide(ABOVE, two, 3).label == "the contrary holds", "the average says so, too"
 
 
-def test_a_sentence_about_a_claim_that_is_not_shown_says_what_speaks_against_it() -> None:
+def test_a_sentence_about_a_claim_that_is_not_shown_says_what_speaks_against_it():
     """The average is undecided: single settings show the contrary."""
     decision = judged(-0.3, -0.25, 0.08, 0.01, 0.02, spread=0.5, seeds=60)
     assert decision.label == "not shown" and not decision.pooled.high < 0
-    judgement = ClaimVerdict(Claim.model_validate(synthetic.CLAIM), decision)
+    judgement = ClaimVerdict(synthetic.claim(), decision)
     (line, *_) = findings([judgement])
     assert line.startswith(
         "- S: **not shown** (the contrary is shown in 2 of 5 settings, the claim in none; "
@@ -149,21 +147,21 @@ def test_a_sentence_about_a_claim_that_is_not_shown_says_what_speaks_against_it(
     assert "**the contrary holds: below by 2.1 points** (−2.1 [" in line and "5 settings)" in line
     # Where methods are claimed to be within a margin: on which side they are outside of it.
     within = ClaimVerdict(
-        Claim.model_validate(synthetic.CLAIM | {"direction": "equivalent", "margin": 0.03}),
+        synthetic.claim(direction="equivalent", margin=0.03),
         judged(0.06, 0.07, 0.08, 0.05, side=Side("equivalent", 0.03)),
     )
     assert label(within) == "the contrary holds: above by 6.5 points"
     assert "outside the margin in 2 (above)" in why(within)
     little = ClaimVerdict(
-        Claim.model_validate(synthetic.CLAIM | {"margin": 0.1}),
+        synthetic.claim(margin=0.1),
         judged(0.05, 0.06, 0.055, side=Side("higher", 0.1)),
     )
     assert label(little) == "the contrary holds: above by only 5.5 points"
 
 
-def test_where_all_speaks_against_a_claim_or_less_for_it_than_it_seems_the_base_models_tell() -> None:
+def test_where_all_speaks_against_a_claim_or_less_for_it_than_it_seems_the_base_models_tell():
     """Settings that show the contrary where the baseline has collapsed, and a lead below the base model."""
-    claim = Claim.model_validate(synthetic.CLAIM)
+    claim = synthetic.claim()
     decision = judged(-0.3, -0.25, 0.08, 0.01, 0.02, spread=0.5, seeds=60)
     fallen = ClaimVerdict(claim, decision, baseline_below_base=(True, True, False, False, False))
     assert f"where {claim.baseline} has fallen below its base model" in findings([fallen])[0]
@@ -178,7 +176,7 @@ def test_where_all_speaks_against_a_claim_or_less_for_it_than_it_seems_the_base_
     assert "base model" not in why(replace(ahead, below_base=(False, False, False)))
 
 
-def test_no_kind_of_verdict_is_left_out_of_the_front_page() -> None:
+def test_no_kind_of_verdict_is_left_out_of_the_front_page():
     """In turn: supported, the contrary, not shown, depends; then the second of each."""
     kinds = {
         "for": judged(0.3, 0.31, 0.29),
@@ -187,9 +185,7 @@ def test_no_kind_of_verdict_is_left_out_of_the_front_page() -> None:
         "open": judged(0.3, 0.3, 0.3, seeds=2),
     }
     every = [
-        ClaimVerdict(
-            Claim.model_validate(synthetic.CLAIM | {"id": f"{name}{n}", "sentence": f"{name}{n}"}), decision
-        )
+        ClaimVerdict(synthetic.claim(id=f"{name}{n}", sentence=f"{name}{n}"), decision)
         for n in (1, 2)
         for name, decision in reversed(kinds.items())
     ]

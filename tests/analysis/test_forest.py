@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
 from troll.analysis.data.results import read_tables
@@ -18,17 +16,15 @@ ROOT = Path(__file__).parents[2] / "results/released"
 RELEASED = [ROOT / name for name in ("testbed", "testbed-ablations", "testbed-estimators")]
 
 
-def diamonds(figure: Figure) -> list[mpl.patches.Patch]:
+def diamonds(figure):
     return [patch for patch in figure.axes[0].patches if isinstance(patch, Polygon)]
 
 
-def test_it_is_the_first_figure() -> None:
+def test_it_is_the_first_figure():
     assert next(iter(entries("figure"))) == "forest"
 
 
-def test_a_line_for_each_setting_and_a_diamond_for_each_condition(
-    runs: pd.DataFrame, items: pd.DataFrame
-) -> None:
+def test_a_line_for_each_setting_and_a_diamond_for_each_condition(runs, items):
     figure = forest_figure(runs, items)
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels[:6] == [
@@ -47,12 +43,12 @@ def test_a_line_for_each_setting_and_a_diamond_for_each_condition(
     )
 
 
-def test_the_same_runs_in_two_experiments_are_one_line(runs: pd.DataFrame, items: pd.DataFrame) -> None:
+def test_the_same_runs_in_two_experiments_are_one_line(runs, items):
     twice = [pd.concat([frame, frame.assign(experiment="copy")]) for frame in (runs, items)]
     assert len(forest_lines(*twice)) == len(forest_lines(runs, items)) == 8
 
 
-def test_a_single_seed_has_no_bar_and_a_hollow_marker(runs: pd.DataFrame, items: pd.DataFrame) -> None:
+def test_a_single_seed_has_no_bar_and_a_hollow_marker(runs, items):
     one = [frame[(frame["seed"] == 0) | frame["seed"].isna()] for frame in (runs, items)]
     figure = forest_figure(*one)
     marks = [line for line in figure.axes[0].lines if line.get_markersize() == 4.5]
@@ -62,17 +58,15 @@ def test_a_single_seed_has_no_bar_and_a_hollow_marker(runs: pd.DataFrame, items:
     ]
 
 
-def test_few_settings_have_one_average_or_none(runs: pd.DataFrame, items: pd.DataFrame) -> None:
+def test_few_settings_have_one_average_or_none(runs, items):
     lines = forest_lines(runs, items)
     two = [line for line in lines if line.cell.task == "chains"]
-    assert list(averages(two, "troll")) == [""], "two in each condition: all together"
-    assert averages(two[:2], "troll") == {}
+    assert list(averages(two)) == [""], "two in each condition: all together"
+    assert averages(two[:2]) == {}
     assert {text.get_text() for text in forest_figure(runs[:0], items[:0]).axes[0].texts} == {"no runs"}
 
 
-def test_many_settings_stand_in_columns_in_their_order(
-    runs: pd.DataFrame, items: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_settings_stand_in_columns_in_their_order(runs, items, monkeypatch):
     one = forest_figure(runs, items)
     monkeypatch.setattr("troll.analysis.figures.forest._LONGEST", 6)
     two = forest_figure(runs, items)
@@ -84,8 +78,8 @@ def test_many_settings_stand_in_columns_in_their_order(
 
 
 @pytest.mark.slow
-def test_released_averages_are_those_of_the_verdicts() -> None:
-    found = averages(forest_lines(*read_tables(RELEASED)), "troll")
+def test_released_averages_are_those_of_the_verdicts():
+    found = averages(forest_lines(*read_tables(RELEASED)))
     stale, gentle = found["stale"], found["gentle"]
     told = [stale.estimate, stale.low, stale.high, stale.predicted_low, stale.predicted_high]
     np.testing.assert_allclose(told, [0.222, 0.161, 0.283, 0.073, 0.371], atol=6e-4)

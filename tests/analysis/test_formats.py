@@ -1,6 +1,5 @@
 import math
 import re
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -19,7 +18,7 @@ from troll.analysis.render.formats import (
 
 
 @pytest.fixture
-def table() -> pd.DataFrame:
+def table():
     frame = pd.DataFrame(
         {
             "model": ["tiny"] * 3,
@@ -42,7 +41,7 @@ def table() -> pd.DataFrame:
     return frame
 
 
-def test_markdown_merges_numbers_with_their_spread(table: pd.DataFrame) -> None:
+def test_markdown_merges_numbers_with_their_spread(table):
     assert to_markdown(table).splitlines() == [
         "| Task | Trust region | Seeds | pass@1 (%) | Δ pass@1 (points) | Late KL (nats) |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
@@ -54,24 +53,24 @@ def test_markdown_merges_numbers_with_their_spread(table: pd.DataFrame) -> None:
     ]
 
 
-def test_a_cell_of_several_lines_stays_in_its_row() -> None:
+def test_a_cell_of_several_lines_stays_in_its_row():
     frame = pd.DataFrame({"task": ["mbpp"], "answer": ["def f(x):\n    return x | 1\n"]})
     assert to_markdown(frame).splitlines()[2] == "| mbpp | def f(x): return x \\| 1 |"
 
 
-def test_the_model_is_shown_when_there_are_several(table: pd.DataFrame) -> None:
+def test_the_model_is_shown_when_there_are_several(table):
     table["model"] = ["tiny", "small", "small"]
     assert to_markdown(table).startswith("| Model | Task |")
 
 
-def test_the_rule_is_shown_where_a_method_has_another_name(table: pd.DataFrame) -> None:
+def test_the_rule_is_shown_where_a_method_has_another_name(table):
     table["rule"] = table["trust_region"]
     assert "| rule |" not in to_markdown(table)
     table["trust_region"] = ["clip", "troll", "troll-narrow"]
     assert "| rule |" in to_markdown(table)
 
 
-def test_latex_is_booktabs_and_escaped(table: pd.DataFrame) -> None:
+def test_latex_is_booktabs_and_escaped(table):
     text = to_latex(table)
     assert text.startswith("\\begin{tabular}{llrrrr}\n\\toprule\n")
     assert r"a\_b \& $<$c$>$ & troll & 0 of 5 & not run & -- & -- \\" in text
@@ -80,14 +79,14 @@ def test_latex_is_booktabs_and_escaped(table: pd.DataFrame) -> None:
     assert r"50 \% of \_this\_." in text
 
 
-def test_empty_tables_say_so() -> None:
+def test_empty_tables_say_so():
     frame = pd.DataFrame()
     assert to_markdown(frame) == "No runs.\n" and "no runs" in to_latex(frame)
     frame.attrs["notes"] = ["No variants of troll were run."]
     assert to_markdown(frame) == "No variants of troll were run.\n"
 
 
-def test_two_files_csv_with_all_digits(tmp_path: Path, table: pd.DataFrame) -> None:
+def test_two_files_csv_with_all_digits(tmp_path, table):
     paths = write_table(table, tmp_path / "tables/main.v1")
     assert [path.name for path in paths] == ["main.v1.csv", "main.v1.md"]
     back = pd.read_csv(paths[0])
@@ -96,7 +95,7 @@ def test_two_files_csv_with_all_digits(tmp_path: Path, table: pd.DataFrame) -> N
     assert [path.read_bytes() for path in write_table(table, tmp_path / "tables/main.v1")] == first
 
 
-def test_latex_is_written_on_demand(tmp_path: Path, table: pd.DataFrame) -> None:
+def test_latex_is_written_on_demand(tmp_path, table):
     (path,) = write_table(table, tmp_path / "main", ["latex"])
     assert path == tmp_path / "main.tex" and path.read_text() == to_latex(table)
     with refused("'tex'", "csv, markdown, latex"):
@@ -104,7 +103,7 @@ def test_latex_is_written_on_demand(tmp_path: Path, table: pd.DataFrame) -> None
     assert not list(tmp_path.glob("other*"))
 
 
-def test_number_formats() -> None:
+def test_number_formats():
     assert [percent(x) for x in (0.1234, 1.0, -0.05)] == ["12.3", "100.0", "−5.0"]
     assert [points(x) for x in (0.1, -0.1, 0.0, -0.0001)] == ["+10.0", "−10.0", "0.0", "0.0"]
     assert [points(x, 0) for x in (0.1, -0.004, 0.004, -0.1)] == ["+10", "0", "0", "−10"]
@@ -113,7 +112,7 @@ def test_number_formats() -> None:
     assert shown == ["0", "0.123", "12.3", "1234", "0.00100", "1.2e-7", "−0.500", "−1.0e-5"]
 
 
-def test_latex_escapes_every_special_character_and_nothing_else() -> None:
+def test_latex_escapes_every_special_character_and_nothing_else():
     special = r"\ & % # _ $ { } ~ ^ ± Δ − – † < >"
     frame = pd.DataFrame({"reading": [special, "plain 1.5e-7 [a]"]})
     text = to_latex(frame)
@@ -127,12 +126,12 @@ def test_latex_escapes_every_special_character_and_nothing_else() -> None:
     assert text.isascii(), "compiles without an encoding package"
 
 
-def test_latex_brackets_at_the_start_of_a_row_are_no_argument() -> None:
+def test_latex_brackets_at_the_start_of_a_row_are_no_argument():
     frame = pd.DataFrame({"reading": ["[b]"]})
     assert "\\midrule\n{}[b]" in to_latex(frame)
 
 
-def test_given_numbers_and_own_styles_show_in_rows_without_runs() -> None:
+def test_given_numbers_and_own_styles_show_in_rows_without_runs():
     frame = pd.DataFrame({"status": ["not run"], "there": [0.5], "ours": [math.nan], "other": [math.nan]})
     frame.attrs |= {"quoted": ["there"], "styles": {"there": Style("There (%)", percent)}}
     assert to_markdown(frame).splitlines()[0] == "| There (%) | ours | other |"

@@ -1,21 +1,17 @@
 """Success against divergence: every method and variant at its late KL and its test success."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import synthetic
-from matplotlib.axes import Axes
 
 from troll.analysis.data.divergence import late_divergences
 from troll.analysis.data.runs import read_directories
 from troll.analysis.data.summaries import interval, per_run
-from troll.analysis.data.tidy import Tidy
 from troll.analysis.figures.frontier import frontier_figure
 
 
 @pytest.fixture(scope="module")
-def varied(tmp_path_factory: pytest.TempPathFactory) -> Tidy:
+def varied(tmp_path_factory):
     root = tmp_path_factory.mktemp("results") / "divergence"
     dirs = [
         synthetic.write_run(root, "chains", method, "grpo", "stale", seed, batches=3, problems=10)
@@ -26,14 +22,14 @@ def varied(tmp_path_factory: pytest.TempPathFactory) -> Tidy:
     return read_directories(dirs, [synthetic.write_base(root, "chains", problems=10)])
 
 
-def families(axes: Axes) -> list[np.ndarray]:
+def families(axes):
     """The points of each line that has markers, in the order of the legend."""
     return [
         np.asarray(line.get_xydata()) for line in axes.lines if line.get_marker() not in ("None", None, "")
     ]
 
 
-def test_every_method_stands_at_its_divergence_and_success(varied: Tidy) -> None:
+def test_every_method_stands_at_its_divergence_and_success(varied):
     figure = frontier_figure(varied.runs, varied.items)
     (axes,) = figure.axes  # gentle has no variants
     late = {
@@ -56,15 +52,8 @@ def test_every_method_stands_at_its_divergence_and_success(varied: Tidy) -> None
     assert 0 < low < min(late.values()) and max(late.values()) < high
 
 
-def test_a_method_without_divergence_has_no_place(varied: Tidy) -> None:
+def test_a_method_without_divergence_has_no_place(varied):
     runs = varied.runs.copy()
     runs.loc[(runs["trust_region"] == "troll-kl0.25") & (runs["metric"] == "summary/kl"), "value"] = 0.0
     (axes,) = frontier_figure(runs, varied.items).axes
     assert [len(line) for line in families(axes)] == [2, 2]
-
-
-def test_without_variants_the_figure_says_so(tmp_path: Path) -> None:
-    run = synthetic.write_run(tmp_path / "testbed", "chains", "troll", "grpo", "stale", 0, batches=2)
-    collected = read_directories([run])
-    (axes,) = frontier_figure(collected.runs, collected.items).axes
-    assert [text.get_text() for text in axes.texts] == ["no variants were run"]

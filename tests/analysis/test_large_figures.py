@@ -1,13 +1,10 @@
 """The whole plan of paper.yaml with made-up numbers: only panels with runs, and images that still open."""
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from PIL import Image
 
 from troll.analysis.figures.results import final_figure, main_figure, projection_figure, task_figure
@@ -28,7 +25,7 @@ TABLES = tuple[pd.DataFrame, pd.DataFrame]
 
 
 @pytest.fixture(scope="module")
-def planned() -> TABLES:
+def planned():
     experiment = load_experiment(PAPER)
     runs, items = [], []
     for run in experiment.runs():
@@ -49,12 +46,12 @@ def planned() -> TABLES:
     )
 
 
-def shown(figure: Figure) -> int:
+def shown(figure):
     """Panels that are not blank."""
     return sum(axes.axison for axes in figure.axes)
 
 
-def test_only_settings_with_runs_have_a_panel(planned: TABLES) -> None:
+def test_only_settings_with_runs_have_a_panel(planned):
     runs, _ = planned
     settings = runs[["model", "task", "condition", "estimator"]].drop_duplicates()
     figure = main_figure(runs)
@@ -67,7 +64,7 @@ def test_only_settings_with_runs_have_a_panel(planned: TABLES) -> None:
 
 
 @pytest.mark.parametrize(("conditions", "wide", "blocks"), [(20, 4, 2), (7, 3, 1), (6, 6, 1)])
-def test_many_conditions_are_cut_into_rows(planned: TABLES, conditions: int, wide: int, blocks: int) -> None:
+def test_many_conditions_are_cut_into_rows(planned, conditions, wide, blocks):
     runs, _ = planned
     one = runs[(runs["task"] == "dapo") & (runs["trust_region"].isin(["clip", "troll"]))]
     one = one[one["run_id"].isin(one.groupby("trust_region", observed=True)["run_id"].first())]
@@ -80,7 +77,7 @@ def test_many_conditions_are_cut_into_rows(planned: TABLES, conditions: int, wid
     ]
     figure = main_figure(pd.concat(tasks, ignore_index=True))
 
-    def place(axes: Axes) -> tuple[int, int, int]:
+    def place(axes):
         spec = axes.get_subplotspec()
         assert spec is not None
         return spec.colspan.start // wide, spec.rowspan.start, spec.colspan.start
@@ -104,14 +101,14 @@ def test_many_conditions_are_cut_into_rows(planned: TABLES, conditions: int, wid
     ],
     ids=["main", "projection", "final"],
 )
-def test_images_stay_within_the_limit(planned: TABLES, tmp_path: Path, draw: Callable[..., Figure]) -> None:
+def test_images_stay_within_the_limit(planned, tmp_path, draw):
     write_figure(draw(*planned), tmp_path / "figure")
     with Image.open(tmp_path / "figure.png") as image:
         assert 1500 < max(image.size) <= MOST_PIXELS
         assert image.width <= 1800 and image.width * image.height < 3.1e6
 
 
-def test_tracked_figures_are_light_and_in_no_other_format(repository: Path) -> None:
+def test_tracked_figures_are_light_and_in_no_other_format(repository):
     command = ["git", "ls-files", "-z", "results/released"]
     said = subprocess.run(command, cwd=repository, check=True, capture_output=True, text=True).stdout
     tracked = [repository / name for name in said.split("\0") if name]

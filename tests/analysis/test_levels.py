@@ -1,7 +1,6 @@
 """Success by level: the test problems are generated again, and are those that the runs were tested on."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,7 @@ RIGHT = {  # samples of four that are right, by run and level
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> Results:
+def results(tmp_path):
     write_problems({"name": "functions", "test": 12, "settings": SETTINGS}, tmp_path)
     path = tmp_path / "test.jsonl"
     levels = {row["task_id"]: row["level"] for row in read_jsonl(path)}
@@ -68,7 +67,7 @@ def results(tmp_path: Path) -> Results:
     return Results(table, pd.DataFrame(items))
 
 
-def test_success_is_told_by_level_best_rule_first(results: Results) -> None:
+def test_success_is_told_by_level_best_rule_first(results):
     table = levels_table([results], Protocol.model_validate(PROTOCOL))
     assert list(table["trust_region"]) == ["base", "troll", "clip"]
     assert list(table["level_1"]) == [0.25, 0.75, 1.0]
@@ -79,7 +78,7 @@ def test_success_is_told_by_level_best_rule_first(results: Results) -> None:
     assert "| functions | base | – | 25.0 | 0.0 | 0.0 | 0.0 |" in to_markdown(table)
 
 
-def test_another_task_in_the_same_table_changes_no_level(results: Results) -> None:
+def test_another_task_in_the_same_table_changes_no_level(results):
     alone = levels_table([results], Protocol.model_validate(PROTOCOL))
     names = sorted({*results.items["task_id"], "chains/test/0"})  # as read_items gives it
     categorical = results.items.assign(task_id=pd.Categorical(results.items["task_id"], categories=names))
@@ -87,14 +86,12 @@ def test_another_task_in_the_same_table_changes_no_level(results: Results) -> No
     pd.testing.assert_frame_equal(table, alone)
 
 
-def test_runs_on_other_problems_have_no_levels(results: Results) -> None:
+def test_runs_on_other_problems_have_no_levels(results):
     fewer = PROTOCOL["experiment"] | {"tasks": {"functions": {"train": 8, "test": 11, "settings": SETTINGS}}}
     assert levels_table([results], Protocol.model_validate(PROTOCOL | {"experiment": fewer})).empty
 
 
-def test_public_data_are_not_loaded_for_their_levels(
-    results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_public_data_are_not_loaded_for_their_levels(results, monkeypatch):
     monkeypatch.setattr("troll.analysis.leaderboard.levels.write_problems", None)
     public = PROTOCOL["experiment"] | {"tasks": {"math": {"train": 8, "test": 12}}}
     for frame in (results.runs, results.items):

@@ -1,20 +1,15 @@
 """Methods at equal divergence."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 import synthetic
-from pydantic import ValidationError
-from refusals import check_facts
 
-from troll.analysis.claims.decision import PairedDifferences
 from troll.analysis.claims.ledger import to_markdown
-from troll.analysis.claims.verdicts import Claim, ClaimVerdict, judge
+from troll.analysis.claims.verdicts import judge
 from troll.analysis.claims.wording import why
-from troll.analysis.data.runs import read_directories
 from troll.analysis.data.tidy import Tidy
+from troll.analysis.render import formats
 from troll.analysis.tables.comparisons import matched_table
 
 KL = {"clip": 0.040, "clip-eps0.1": 0.0105, "troll": 0.010, "troll-kl0.25": 0.020}
@@ -22,29 +17,15 @@ SOLVED = {"clip": 20, "clip-eps0.1": 24, "troll": 30, "troll-kl0.25": 33}
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Tidy:
-    root = tmp_path_factory.mktemp("results") / "kl"
-    dirs = [
-        synthetic.write_run(
-            root,
-            "chains",
-            method,
-            "grpo",
-            "stale",
-            seed,
-            batches=3,
-            table=synthetic.solved(count + seed),
-        )
-        for method, count in SOLVED.items()
-        for seed in range(3)
-    ]
-    found = read_directories(dirs, [synthetic.write_base(root, "chains", problems=60)])
+def known(tmp_path_factory):
+    counts = {(method, "stale"): synthetic.rising(count) for method, count in SOLVED.items()}
+    found = synthetic.read_solved(tmp_path_factory.mktemp("results") / "kl", counts, batches=3)
     late = found.runs["metric"] == "summary/kl"
     found.runs.loc[late, "value"] = found.runs.loc[late, "trust_region"].map(KL).astype(float)
     return found
 
 
-def test_each_method_meets_the_clip_that_drifts_as_far(known: Tidy) -> None:
+def test_each_method_meets_the_clip_that_drifts_as_far(known):
     table = matched_table(known.runs, known.items).set_index("trust_region")
     assert list(table.index) == ["troll", "troll-kl0.25"], "variants of the baseline are no methods"
     row = table.loc["troll"]
@@ -53,35 +34,32 @@ def test_each_method_meets_the_clip_that_drifts_as_far(known: Tidy) -> None:
     assert row["difference_low"] == pytest.approx(0.1) == row["difference_high"]
 
 
-def test_unequal_divergence_is_shown_and_not_compared(known: Tidy) -> None:
+def test_unequal_divergence_is_shown_and_not_compared(known):
     row = matched_table(known.runs, known.items).set_index("trust_region").loc["troll-kl0.25"]
     assert row["against"] == "clip-eps0.1" and row["ratio"] == pytest.approx(0.02 / 0.0105)
     assert np.isnan(row["difference"]) and row["seeds"] == 0
 
 
-def test_without_a_baseline_there_are_no_rows(known: Tidy) -> None:
+def test_without_a_baseline_there_are_no_rows(known):
     alone = known.runs[known.runs["trust_region"].str.startswith("troll")]
     assert matched_table(alone, known.items).empty
 
 
-def test_the_table_can_be_written(known: Tidy, tmp_path: Path) -> None:
-    from troll.analysis.render.formats import write_table
-
-    write_table(matched_table(known.runs, known.items), tmp_path / "matched")
-    text = (tmp_path / "matched.md").read_text()
+def test_the_table_says_what_it_compares(known):
+    text = formats.to_markdown(matched_table(known.runs, known.items))
     assert "+10.0" in text and "at most 1.2 times the smaller" in text
 
 
-def against(setting: PairedDifferences) -> str:
+def against(setting):
     return setting.name.rpartition(" against ")[2]
 
 
-def asked(known: Tidy, **changes: object) -> ClaimVerdict:
-    entry = synthetic.CLAIM | {"trust_region": "troll*", "baseline": "clip*", "at_equal_kl": True}
-    return judge([Claim.model_validate(entry | changes)], known.runs, known.items)[0]
+def asked(known, **changes):
+    claim = {"trust_region": "troll*", "baseline": "clip*", "at_equal_kl": True} | changes
+    return judge([synthetic.claim(**claim)], known.runs, known.items)[0]
 
 
-def test_a_claim_at_equal_kl_compares_with_the_nearest_baseline(known: Tidy) -> None:
+def test_a_claim_at_equal_kl_compares_with_the_nearest_baseline(known):
     (setting,) = asked(known).decision.settings
     assert setting.name == "kl / tiny / chains / stale / grpo / troll against clip-eps0.1"
     assert setting.effect == pytest.approx(0.1) and setting.seeds == 3
@@ -89,7 +67,7 @@ def test_a_claim_at_equal_kl_compares_with_the_nearest_baseline(known: Tidy) -> 
     assert f"pass@1, troll* minus clip*, {where}; claimed: higher" in to_markdown([asked(known)])
 
 
-def test_the_nearest_baseline_is_chosen_within_the_setting_whatever_it_scores(known: Tidy) -> None:
+def test_the_nearest_baseline_is_chosen_within_the_setting_whatever_it_scores(known):
     """Wider clip scores lower than the narrow one: it is not taken although TROLL would look better."""
     kl, both = known.runs["metric"] == "summary/kl", ["troll", "troll-kl0.25"]
     near = known.runs.copy()
@@ -103,7 +81,7 @@ def test_the_nearest_baseline_is_chosen_within_the_setting_whatever_it_scores(kn
     assert found[0].baseline == found[1].baseline is not None, "their errors go together"
 
 
-def test_seeds_of_several_experiments_meet_where_the_baseline_is_the_same(known: Tidy) -> None:
+def test_seeds_of_several_experiments_meet_where_the_baseline_is_the_same(known):
     """With a seed more, another clip is nearest: its difference does not go to those from the other one."""
     nearest = {"clip": 0.0105, "clip-eps0.1": 0.0101, "troll": 0.0100, "troll-kl0.25": 0.0200}
     runs = known.runs.copy()
@@ -121,29 +99,10 @@ def test_seeds_of_several_experiments_meet_where_the_baseline_is_the_same(known:
     ]
 
 
-def test_where_nothing_is_equally_near_the_claim_is_not_judged(known: Tidy) -> None:
+def test_where_nothing_is_equally_near_the_claim_is_not_judged(known):
     found = asked(known, trust_region="troll-*")
     assert found.verdict == "not run" and "no runs of troll-* and clip* with equal late KL" in why(found)
     assert asked(known, baseline="kl-penalty*").verdict == "not run"
     assert len(asked(known, trust_region="*").decision.settings) == 1, (
         "a baseline is not compared with itself"
     )
-
-
-@pytest.mark.parametrize(
-    ("changes", "facts"),
-    [
-        ({"baseline": "base"}, ("baseline base",)),
-        ({"baseline": 0.5}, ("baseline 0.5",)),
-        (
-            {"across": {"setting": "staleness", "statistic": "slope"}},
-            ("across",),
-        ),
-    ],
-)
-def test_equal_kl_is_that_of_two_trust_regions(
-    known: Tidy, changes: dict[str, object], facts: tuple[str, ...]
-) -> None:
-    with pytest.raises(ValidationError) as error:
-        asked(known, **changes)
-    check_facts(error.value.errors()[0]["msg"], "at_equal_kl", *facts)

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from troll.analysis.claims.verdicts import Claim
 from troll.analysis.data.reduction import Curve, summary_of
 from troll.analysis.metrics import DIAGNOSTICS, METRICS, SHARE, SUMMARIES, markdown
 from troll.analysis.render.formats import STYLES
@@ -42,9 +41,6 @@ def test_what_is_shown_has_a_heading_and_a_unit():
         assert entry.name == name and entry.meaning
         if entry.scale == "share":
             assert entry.unit == SHARE and entry.label.endswith(("(%)", "(points)"))
-    for name in SUMMARIES:
-        claim = {"id": "a", "sentence": "A.", "source": "here", "trust_region": "troll", "baseline": "clip"}
-        assert Claim.model_validate(claim | {"metric": name, "direction": "higher"}).metric == name
 
 
 def test_the_table_of_the_documentation_has_a_row_for_each():

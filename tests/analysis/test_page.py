@@ -11,7 +11,7 @@ from test_audit_table import RESULT as AUDIT
 
 from audit_tables import write_audit
 from troll.analysis.captions import caption, captions
-from troll.analysis.claims.verdicts import Claim, judge
+from troll.analysis.claims.verdicts import judge
 from troll.analysis.data.results import Results
 from troll.analysis.data.runs import read_directories
 from troll.analysis.registry import ENTRIES
@@ -27,14 +27,14 @@ from troll.experiment.published.ledger import read_ledger
 class Headings(HTMLParser):
     """The page's headings in order, with checks that tags are closed and nothing is loaded from outside."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.open: list[str] = []
         self.found: list[tuple[str, str]] = []
         self.ids: list[str] = []
         self.targets: list[str] = []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         for name, value in attrs:
             if name in ("src", "href"):
                 assert value is not None and value.startswith(("data:image/png;base64,", "#")), value
@@ -44,16 +44,16 @@ class Headings(HTMLParser):
         if tag not in ("meta", "img"):
             self.open.append(tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self.open and self.open[-1] in ("h1", "h2", "h3"):
             self.found.append((self.open[-1], data))
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory):
     root = tmp_path_factory.mktemp("results") / "testbed"
     run_dirs, base_dirs = synthetic.write_experiment(
         root, tasks=["chains"], conditions=["stale"], estimators=["grpo"], seeds=3, batches=2, problems=10
@@ -75,10 +75,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_audit(AUDIT, root / "audit/audit")
     (root / "cost").mkdir()
     (root / "cost/cost.md").write_text("| Variant | Time |\n| --- | ---: |\n| a \\| <b> | 1.5 |\n\nA note.\n")
-    common = {"source": "P", "baseline": "clip", "metric": "late_kl", "direction": "lower"}
     claims = [
-        Claim.model_validate({"id": "yes", "sentence": "TROLL wins", "trust_region": "troll"} | common),
-        Claim.model_validate({"id": "no", "sentence": "GSPO wins", "trust_region": "gspo"} | common),
+        synthetic.claim(
+            id=rule, sentence=f"{rule} wins", trust_region=rule, metric="late_kl", direction="lower"
+        )
+        for rule in ("troll", "gspo")
     ]
     judged = judge(claims, given.runs, given.items)
     run = Run(["make results"], ["Replicates: 1 of 2 settings", "  outside: <x>"])
@@ -88,23 +89,23 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def text(directory: Path) -> str:
+def text(directory):
     return (directory / "page.html").read_text()
 
 
-def chapter(text: str, title: str) -> str:
+def chapter(text, title):
     """The text of a section of the page."""
     return text[text.index(f">{title}</h2>") :].partition("<h2")[0]
 
 
-def test_the_page_begins_with_its_question_and_the_picture_that_answers_it(text: str) -> None:
+def test_the_page_begins_with_its_question_and_the_picture_that_answers_it(text):
     opening = text[text.index("<h1>") : text.index("<h2")]
     assert "<h1>Does TROLL end above clip when rollouts are stale?</h1>" in opening
     assert opening.index('alt="Differences from PPO-clip"') < opening.index("6 of 9 planned runs")
     assert text.count('alt="Differences from PPO-clip"') == 1, "shown once"
 
 
-def test_the_deviations_are_those_of_the_ledger(text: str) -> None:
+def test_the_deviations_are_those_of_the_ledger(text):
     shown = html.unescape(re.sub("<[^>]*>", "", chapter(text, "Deviations")))
     differing = [entry for entry in read_ledger().keys if entry.state == "differs"]
     assert f"{len(differing)} released settings" in shown and differing
@@ -112,12 +113,12 @@ def test_the_deviations_are_those_of_the_ledger(text: str) -> None:
         assert entry.key in shown and entry.reason.replace("`", "") in shown, entry.key
 
 
-def test_tables_sort_by_keyboard_too_and_pages_follow_the_scheme_of_the_reader(text: str) -> None:
+def test_tables_sort_by_keyboard_too_and_pages_follow_the_scheme_of_the_reader(text):
     assert '<table class="sortable">' in text and 'createElement("button")' in text
     assert "prefers-color-scheme: dark" in text and "<script src" not in text
 
 
-def test_verdicts_come_first_and_the_page_is_whole(text: str) -> None:
+def test_verdicts_come_first_and_the_page_is_whole(text):
     parser = Headings()
     parser.feed(text)
     assert parser.open == []
@@ -139,30 +140,30 @@ def test_verdicts_come_first_and_the_page_is_whole(text: str) -> None:
     assert "Variants of each rule" not in parts, "empty tables are left out"
 
 
-def test_verdicts_and_sizes_are_told(text: str) -> None:
+def test_verdicts_and_sizes_are_told(text):
     verdicts = chapter(text, "Verdicts")
     assert "<strong>Replicates: 1 of 2 settings.</strong>" in verdicts and "outside: &lt;x&gt;" in verdicts
     assert verdicts.index("Replicates") < verdicts.index("2 claims: 1 supported everywhere, 1 not run.")
-    assert verdicts.index("TROLL wins") < verdicts.index("<summary>1 claim that these runs cannot judge")
-    assert verdicts.index("cannot judge") < verdicts.index("GSPO wins")
+    assert verdicts.index("troll wins") < verdicts.index("<summary>1 claim that these runs cannot judge")
+    assert verdicts.index("cannot judge") < verdicts.index("gspo wins")
     assert "6 of 9 planned runs of clip, troll on chains; conditions: stale;" in text
 
 
-def test_what_was_not_run_is_folded_away_but_there(text: str) -> None:
+def test_what_was_not_run_is_folded_away_but_there(text):
     assert "<details><summary>Model families (0 of 11 run here)</summary>" in text
     assert '<td class="number" data-sort="">not run</td>' in text
     paper = text.index("<summary>the paper's figures</summary>")
     assert text.index(">Methods</h2>") > text.index('alt="The paper\'s analysis"') > paper
 
 
-def test_provenance_names_commits_digests_versions_and_machines(text: str) -> None:
+def test_provenance_names_commits_digests_versions_and_machines(text):
     bottom = chapter(text, "Provenance")
     assert f"<code>{'0' * 40}</code> (6 runs)" in bottom
     assert f"<code>{'e' * 64}</code> (7 runs)" in bottom, "six runs and the base model"
     assert "torch 2.13.0" in bottom and "cpu test" in bottom and "<code>make results</code>" in bottom
 
 
-def test_foreign_tables_are_escaped(text: str) -> None:
+def test_foreign_tables_are_escaped(text):
     assert '<td class="text">a | &lt;b&gt;</td>\n<td class="number" data-sort="1.5">1.5</td>' in text
     assert "<p>A note.</p>" in chapter(text, "Cost")
 
@@ -177,48 +178,40 @@ def test_foreign_tables_are_escaped(text: str) -> None:
         "<details>\n\n&lt;b>",
     ],
 )
-def test_what_another_command_wrote_cannot_be_markup(tmp_path: Path, text: str) -> None:
+def test_what_another_command_wrote_cannot_be_markup(tmp_path, text):
     write_page(tmp_path / "page.html", f"# A\n\n{foreign(text)}\n", tmp_path)
     body = (tmp_path / "page.html").read_text().partition("<h1>")[2].partition("<script>\n")[0]
     tags = set(re.findall(r"<(\w+)", body))
     assert tags <= {"p", "div", "table", "thead", "tbody", "tr", "th", "td"}
 
 
-def test_benchmarks_and_the_audit_are_shown(text: str) -> None:
+def test_benchmarks_and_the_audit_are_shown(text):
     part = chapter(text, "Public data")
     assert "<p>Not run: gsm8k; no data.</p>" in part
     assert part.index(">Benchmarks</h3>") < part.index(">Audit of the graders (fast): passed</h3>")
     assert '<td class="text">dapo ‡</td>' in part and ">Exceptions</h3>" in part
 
 
-def test_a_released_directory_shows_the_same_report_without_what_all_have_in_common(directory: Path) -> None:
+def test_a_released_directory_shows_the_same_report_without_what_all_have_in_common(directory):
     released = (directory / "README.md").read_text()
     titles = [line[3:] for line in released.splitlines() if line.startswith("## ")]
     assert titles == ["Verdicts", "Figures", "Tables", "Further measurements", "Data"]
-    assert "(figures/forest.png)" in released and "| TROLL wins | **supported everywhere**" in released
-    assert "- [Cost](cost/cost.md)" in released and "GSPO wins" not in released
+    assert "(figures/forest.png)" in released and "| troll wins | **supported everywhere**" in released
+    assert "- [Cost](cost/cost.md)" in released and "gspo wins" not in released
 
 
-def test_every_entry_has_a_caption() -> None:
+def test_every_entry_has_a_caption():
     assert [entry for entry in ENTRIES if not captions().get(entry.caption)] == []
 
 
-def test_a_caption_that_is_missing_is_named() -> None:
+def test_a_caption_that_is_missing_is_named():
     with refused("captions.rst", "nothing_table"):
         caption("nothing_table")
 
 
-def test_answers_name_the_verdict_the_average_and_what_must_not_be_overlooked() -> None:
+def test_answers_name_the_verdict_the_average_and_what_must_not_be_overlooked():
     pooled = {"estimate": 0.2, "low": 0.1, "high": 0.3}
-    record = Claim(
-        id="testbed-stale-better",
-        sentence="S",
-        source="P",
-        trust_region="troll",
-        baseline="clip",
-        metric="pass@1",
-        direction="higher",
-    ).model_dump() | {
+    record = synthetic.claim(id="testbed-stale-better").model_dump() | {
         "verdict": "supported on average",
         "pooled": pooled,
         "evidence": [{}, {}],
@@ -234,7 +227,7 @@ def test_answers_name_the_verdict_the_average_and_what_must_not_be_overlooked() 
     assert answer("testbed", [unlike]).startswith("**It depends** on the task: TROLL minus clip +20.0")
 
 
-def test_an_experiment_without_a_question_is_introduced_by_its_summary() -> None:
+def test_an_experiment_without_a_question_is_introduced_by_its_summary():
     assert heading("mine", "clip, with a wall") == "Clip, with a wall"
     assert heading("mine", "") == "Trust regions on mine"
     assert opening_figure("benchmark-map", ["forest", "heat_map"]) == "heat_map"
@@ -242,7 +235,7 @@ def test_an_experiment_without_a_question_is_introduced_by_its_summary() -> None
     assert opening_figure("mine", ["main", "final"]) == "final" and opening_figure("mine", []) == ""
 
 
-def test_runs_behind_an_answer_link_to_it_where_it_is_there(tmp_path: Path) -> None:
+def test_runs_behind_an_answer_link_to_it_where_it_is_there(tmp_path):
     assert behind("duel-locks", tmp_path / "duel-locks") == behind("testbed", tmp_path / "testbed") == ""
     (tmp_path / "duel").mkdir()
     (tmp_path / "duel/contrasts.md").touch()
@@ -253,7 +246,7 @@ def test_runs_behind_an_answer_link_to_it_where_it_is_there(tmp_path: Path) -> N
     assert shown.endswith("tuned well?](../duel/contrasts.png)")
 
 
-def test_the_list_of_results_asks_answers_and_says_how_to_make_them(tmp_path: Path) -> None:
+def test_the_list_of_results_asks_answers_and_says_how_to_make_them(tmp_path):
     columns = {"trust_region": ["clip", "clip", "base"], "run_id": ["a", "b", "c"]}
     same = dict.fromkeys(("model", "task", "estimator", "condition"), "x")
     known = Results(pd.DataFrame(columns | same), pd.DataFrame(), summary="Mine")
@@ -270,7 +263,7 @@ def test_the_list_of_results_asks_answers_and_says_how_to_make_them(tmp_path: Pa
     ]
 
 
-def test_every_released_directory_has_a_question_that_one_of_its_claims_answers() -> None:
+def test_every_released_directory_has_a_question_that_one_of_its_claims_answers():
     released = Path(__file__).parents[2] / "results/released"
     names = {path.parent.name for path in released.glob("*/plan.json")}
     assert names <= {*QUESTIONS}, "add its question to troll/analysis/report/questions.py"
@@ -285,5 +278,5 @@ def test_every_released_directory_has_a_question_that_one_of_its_claims_answers(
     ("numbers", "text"),
     [([3], "3"), ([0, 1], "0, 1"), ([0, 1, 2, 7, 9, 10, 11, 12], "0 to 2, 7, 9 to 12"), ([], "")],
 )
-def test_seeds_that_follow_each_other_are_a_span(numbers: list[int], text: str) -> None:
+def test_seeds_that_follow_each_other_are_a_span(numbers, text):
     assert spans(numbers) == text

@@ -8,8 +8,6 @@ import re
 import shutil
 import subprocess
 from html import escape, unescape
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -77,7 +75,7 @@ parent.postMessage(JSON.stringify(seen), "*");
 """
 
 
-def looked_at(page: Path, width: int) -> dict[str, Any]:
+def looked_at(page, width):
     """What a browser sees of a page in a frame of a width in pixels."""
     watched = page.with_name(f"watched-{width}.html")
     listen = "<script>const errors = []; onerror = (message) => { errors.push(message); };</script>"
@@ -105,7 +103,7 @@ def looked_at(page: Path, width: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(tmp_path_factory):
     root = tmp_path_factory.mktemp("page")
     image.imsave(root / "figure.png", np.linspace(0, 1, 1800 * 20).reshape(20, 1800))
     write_page(root / "page.html", REPORT, root)
@@ -113,7 +111,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("width", [1400, 390], ids=["screen", "telephone"])
-def test_a_browser_shows_sorts_and_fits_the_page(page: Path, width: int) -> None:
+def test_a_browser_shows_sorts_and_fits_the_page(page, width):
     seen = looked_at(page, width)
     assert seen["errors"] == []
     assert not seen["hostile"]

@@ -31,12 +31,12 @@ TRIALS = np.array(
 )
 
 
-def bcg() -> tuple[np.ndarray, np.ndarray]:
+def bcg():
     a, b, c, d = TRIALS.T
     return np.log(a / (a + b)) - np.log(c / (c + d)), 1 / a - 1 / (a + b) + 1 / c - 1 / (c + d)
 
 
-def test_reml_and_the_interval_are_those_that_metafor_publishes() -> None:
+def test_reml_and_the_interval_are_those_that_metafor_publishes():
     # Viechtbauer 2010, "Conducting meta-analyses in R with the metafor package": rma(yi, vi, data = dat).
     effects, variances = bcg()
     assert reml(effects, variances) == pytest.approx(0.3132, abs=5e-5)
@@ -45,7 +45,7 @@ def test_reml_and_the_interval_are_those_that_metafor_publishes() -> None:
     assert found.between == pytest.approx(math.sqrt(0.3132), abs=5e-5)
 
 
-def test_hartung_and_knapp_are_statsmodels_where_tau_is_the_same() -> None:
+def test_hartung_and_knapp_are_statsmodels_where_tau_is_the_same():
     effects, variances = bcg()
     between = reml(effects, variances)
     theirs = combine_effects(effects, variances + between, method_re="dl")  # all the spread in the variances
@@ -55,14 +55,14 @@ def test_hartung_and_knapp_are_statsmodels_where_tau_is_the_same() -> None:
     assert (found.low, found.high) == pytest.approx((found.estimate - half, found.estimate + half))
 
 
-def test_settings_that_agree_better_than_chance_do_not_narrow_the_interval() -> None:
+def test_settings_that_agree_better_than_chance_do_not_narrow_the_interval():
     found = pool([0.2, 0.2, 0.2, 0.2], [0.01] * 4)
     assert found.between == pytest.approx(0, abs=1e-9)
     assert found.high - found.estimate == pytest.approx(stats.t.ppf(0.975, 3) * 0.1 / 2)
     assert found.predicted_high - found.estimate == pytest.approx(stats.t.ppf(0.975, 2) * 0.1 / 2)
 
 
-def test_seeds_that_agree_to_the_last_digit_are_no_division_by_zero() -> None:
+def test_seeds_that_agree_to_the_last_digit_are_no_division_by_zero():
     found = pool([0.1, 0.2, 0.3], [0.0, 0.0, 0.0])
     assert found.estimate == pytest.approx(0.2) and found.between == pytest.approx(0.1, rel=1e-3)
     with refused("two", error=ValueError):
@@ -70,7 +70,7 @@ def test_seeds_that_agree_to_the_last_digit_are_no_division_by_zero() -> None:
 
 
 @pytest.mark.parametrize("between", [0.0, 0.05])
-def test_the_interval_of_the_average_covers_the_truth(between: float) -> None:
+def test_the_interval_of_the_average_covers_the_truth(between):
     rng, hits, trials = np.random.default_rng(1), 0, 300
     spreads = np.array([0.06, 0.02, 0.1, 0.15, 0.03, 0.06, 0.08])
     for _ in range(trials):
@@ -80,14 +80,14 @@ def test_the_interval_of_the_average_covers_the_truth(between: float) -> None:
     assert hits / trials > 0.88
 
 
-def sharing(rng: np.random.Generator, effects: np.ndarray, seeds: int = 5) -> list[dict[float, float]]:
+def sharing(rng, effects, seeds=5):
     """Differences of a few variants from one baseline, whose runs vary more than theirs."""
     baseline = rng.normal(0, 0.08, seeds)
     own = rng.normal(0, 0.05, (effects.size, seeds))
     return [dict(enumerate(row)) for row in (effects[:, None] + own - baseline).tolist()]
 
 
-def test_settings_of_one_baseline_have_the_covariance_of_its_seeds() -> None:
+def test_settings_of_one_baseline_have_the_covariance_of_its_seeds():
     pair = [{0.0: 0.1, 1.0: 0.4, 2.0: 0.1}, {2.0: 0.3, 0.0: 0.2, 1.0: 0.6}]
     one_seed, means = error_covariance(pair, ["clip", "clip"])
     table = np.array([[0.1, 0.4, 0.1], [0.2, 0.6, 0.3]])
@@ -99,7 +99,7 @@ def test_settings_of_one_baseline_have_the_covariance_of_its_seeds() -> None:
     assert error_covariance(against, ["clip", "clip"])[0] == pytest.approx(np.diag([0.01, 0.01]))
 
 
-def test_seeds_that_only_one_of_two_settings_has_share_nothing() -> None:
+def test_seeds_that_only_one_of_two_settings_has_share_nothing():
     rng = np.random.default_rng(5)
     draws = [sharing(rng, np.zeros(2), 12) for _ in range(2000)]
     kept = [({s: a[s] for s in range(9)}, {s: b[s] for s in range(3, 12)}) for a, b in draws]
@@ -110,13 +110,13 @@ def test_seeds_that_only_one_of_two_settings_has_share_nothing() -> None:
     assert found == pytest.approx(expected, rel=0.1)
 
 
-def test_a_covariance_that_is_diagonal_is_independence() -> None:
+def test_a_covariance_that_is_diagonal_is_independence():
     effects, variances = bcg()
     assert reml(effects, np.diag(variances)) == pytest.approx(reml(effects, variances), rel=1e-9)
     assert pool(effects, np.diag(variances)) == pool(effects, variances)
 
 
-def test_equal_settings_of_one_baseline_are_little_more_than_one() -> None:
+def test_equal_settings_of_one_baseline_are_little_more_than_one():
     correlated = 0.01 * (0.5 * np.eye(4) + 0.5)
     found = pool([0.2, 0.2, 0.2, 0.2], correlated)
     # Of K equal variances with correlation r the mean has the variance v (1 + (K - 1) r) / K.
@@ -124,13 +124,13 @@ def test_equal_settings_of_one_baseline_are_little_more_than_one() -> None:
     assert found.high - found.estimate == pytest.approx(stats.t.ppf(0.975, 3) * error)
 
 
-def test_reml_of_correlated_effects_is_the_maximum_of_the_restricted_likelihood() -> None:
+def test_reml_of_correlated_effects_is_the_maximum_of_the_restricted_likelihood():
     rng = np.random.default_rng(6)
     effects, mix = rng.normal(0, 0.2, 6), rng.normal(size=(6, 6))
     covariance = 0.01 * (mix @ mix.T / 6 + np.eye(6))
     contrasts = np.linalg.qr(np.column_stack([np.ones(6), rng.normal(size=(6, 5))]))[0][:, 1:]
 
-    def likelihood(between: float) -> float:  # of five contrasts that the mean does not enter
+    def likelihood(between):  # of five contrasts that the mean does not enter
         whole = contrasts.T @ (covariance + between * np.eye(6)) @ contrasts
         return stats.multivariate_normal(np.zeros(5), whole).logpdf(contrasts.T @ effects)
 
@@ -140,7 +140,7 @@ def test_reml_of_correlated_effects_is_the_maximum_of_the_restricted_likelihood(
     assert reml(effects * (1 + 1e-15), covariance * (1 - 1e-15)) == pytest.approx(found, rel=1e-11)
 
 
-def test_the_average_of_variants_of_one_baseline_covers_the_truth() -> None:
+def test_the_average_of_variants_of_one_baseline_covers_the_truth():
     rng, trials, hits = np.random.default_rng(7), 300, {"covariance": 0, "independent": 0}
     for _ in range(trials):
         known = sharing(rng, np.zeros(5))
@@ -152,7 +152,7 @@ def test_the_average_of_variants_of_one_baseline_covers_the_truth() -> None:
     assert hits["independent"] / trials < 0.8, "the case would show nothing"
 
 
-def test_what_an_effect_depends_on_is_found_and_what_it_does_not_is_not() -> None:
+def test_what_an_effect_depends_on_is_found_and_what_it_does_not_is_not():
     rng = np.random.default_rng(2)
     tasks, estimators = ["a", "b"] * 6, ["x", "x", "y", "y"] * 3
     effects = np.where(np.array(tasks) == "a", 0.3, -0.1) + rng.normal(0, 0.03, 12)
@@ -168,7 +168,7 @@ def test_what_an_effect_depends_on_is_found_and_what_it_does_not_is_not() -> Non
     assert moderator_p(y, [0.01] * 4, levels) == pytest.approx(stats.ttest_ind(y[:2], y[2:]).pvalue, rel=0.02)
 
 
-def test_false_dependence_is_as_rare_as_it_should_be() -> None:
+def test_false_dependence_is_as_rare_as_it_should_be():
     rng, trials = np.random.default_rng(3), 300
     levels = ["a", "a", "a", "a", "b", "b", "b", "b"]
     found = 0
@@ -178,7 +178,7 @@ def test_false_dependence_is_as_rare_as_it_should_be() -> None:
     assert found / trials < 0.09
 
 
-def test_false_dependence_between_variants_of_one_baseline_is_as_rare() -> None:
+def test_false_dependence_between_variants_of_one_baseline_is_as_rare():
     rng, trials, found = np.random.default_rng(8), 300, {"covariance": 0, "independent": 0}
     levels = ["a"] * 3 + ["b"] * 3
     for _ in range(trials):
@@ -189,8 +189,8 @@ def test_false_dependence_between_variants_of_one_baseline_is_as_rare() -> None:
     assert 2 * found["covariance"] < found["independent"] and found["covariance"] / trials < 0.1
 
 
-def test_seeds_that_would_decide_do_decide() -> None:
-    def above(average: float, error: float, df: int) -> float:
+def test_seeds_that_would_decide_do_decide():
+    def above(average, error, df):
         return clears(average, error, df)
 
     needed = seeds_to_decide([0.1], [0.2**2], above, least=3)

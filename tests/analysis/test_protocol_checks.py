@@ -26,23 +26,13 @@ def _set(data, path, value):
     [
         (("trails",), 4, ("trails",)),
         (("rules", "clip", "spcae"), {}, ("rules.clip.spcae", "spcae", "rule, settings")),
-        (
-            ("rules", "troll", "space"),
-            {"kl_bund": [0.1, 0.2]},
-            ("rules.troll.space", "kl_bund"),
-        ),
+        (("rules", "troll", "space"), {"kl_bund": [0.1, 0.2]}, ("rules.troll.space", "kl_bund")),
         (("rules", "troll", "space"), {"kl_bound": [-1, 0.2]}, ("rules.troll.space", "kl_bound", -1)),
         (("rules", "troll", "space"), {"kl_bound": []}, ("rules.troll.space.kl_bound",)),
         (("rules", "troll", "space"), {"kl_bound": [1, 1]}, ("rules.troll.space.kl_bound", 1)),
-        (
-            ("rules", "clip", "space"),
-            {"dual_clip": [2, 3]},
-            ("rules.clip.space.dual_clip", "dual_clip"),
-        ),
+        (("rules", "clip", "space"), {"dual_clip": [2, 3]}, ("rules.clip.space.dual_clip", "dual_clip")),
         (("rules", "none", "settings"), {"a": 1}, ("rules.none.settings", "'a'")),
         (("rules", "none", "rule"), "nun", ("rules.none.rule", "'nun'")),
-        (("trials",), 3, ("rules.clip", "4 trials", "2 learning rates", "2 settings", 3)),
-        (("seeds",), [0, 100], ("seeds", 100)),
         (("seeds",), [0, 0], ("seeds", 0)),
         (("rounds",), [{"keep": 2, "seeds": [102, 102]}], ("rounds.0.seeds", 102)),
         (("tuning_seeds",), [7, 7], ("tuning_seeds", 7)),
@@ -57,16 +47,8 @@ def _set(data, path, value):
             1e-4,
             ("experiment.conditions.tuned", "learning_rate"),
         ),
-        (
-            ("experiment", "conditions", "stale"),
-            {},
-            ("experiment.conditions", "stale, tuned"),
-        ),
-        (
-            ("experiment", "estimators", "dr"),
-            {"rule": "dr-grpo"},
-            ("experiment.estimators", "dr, grpo"),
-        ),
+        (("experiment", "conditions", "stale"), {}, ("experiment.conditions", "stale, tuned")),
+        (("experiment", "estimators", "dr"), {"rule": "dr-grpo"}, ("experiment.estimators", "dr, grpo")),
         (
             ("experiment", "training", "validate_every"),
             0,
@@ -134,7 +116,7 @@ def test_the_duel_is_tuned_on_the_trials_of_the_first_board(repository):
 def test_the_duel_has_the_size_that_it_says(repository):
     duel = read_protocol(repository / "workflow/config/duel.yaml")
     cells = len(duel.rules) * len(duel.experiment["tasks"])
-    assert cells * (duel.tuning_runs - duel.trials * len(duel.tuning_seeds)) == 72
+    assert cells * sum(further.keep * len(further.seeds) for further in duel.rounds) == 72
     assert cells * len(duel.seeds) == 180
 
 

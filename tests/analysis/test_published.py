@@ -1,5 +1,4 @@
 import math
-from pathlib import Path
 
 import pandas as pd
 import paper_rows
@@ -8,14 +7,13 @@ import synthetic
 import yaml
 from refusals import refused
 
-from troll.analysis.data.runs import read_directories
 from troll.analysis.data.tidy import Tidy
 from troll.analysis.render.formats import to_latex, to_markdown
 from troll.analysis.tables.published import SECTIONS, published_table
 from troll.experiment.published import PUBLISHED, read_published
 
 
-def as_model(collected: Tidy, model: str, task: str, **changes: str) -> Tidy:
+def as_model(collected, model, task, **changes):
     """The runs on chains under the names of another model and task."""
     frames = []
     for frame in (collected.runs, collected.items):
@@ -25,30 +23,14 @@ def as_model(collected: Tidy, model: str, task: str, **changes: str) -> Tidy:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Tidy:
+def small(tmp_path_factory):
     """Two seeds: clip solves 30 of 60 problems, troll 45, troll with a narrow bound 15."""
-    root = tmp_path_factory.mktemp("results") / "paper"
-    dirs = [
-        synthetic.write_run(
-            root,
-            "chains",
-            method,
-            "grpo",
-            "gentle",
-            seed,
-            batches=2,
-            table=synthetic.solved(count),
-        )
-        for method, count in (("clip", 30), ("troll", 45), ("troll-kl0.01", 15))
-        for seed in range(2)
-    ]
-    return read_directories(dirs)
+    counts = {("clip", "gentle"): 30, ("troll", "gentle"): 45, ("troll-kl0.01", "gentle"): 15}
+    return synthetic.read_solved(tmp_path_factory.mktemp("results") / "paper", counts, seeds=2, base=None)
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_nothing_published_is_lost_without_runs(
-    section: str, runs: pd.DataFrame, items: pd.DataFrame
-) -> None:
+def test_nothing_published_is_lost_without_runs(section, runs, items):
     table = published_table(section, runs, items)
     assert set(table["status"]) == {"not run"}
     text = to_markdown(table)
@@ -57,7 +39,7 @@ def test_nothing_published_is_lost_without_runs(
     to_latex(table)
 
 
-def test_every_number_of_the_sources_is_in_a_table(small: Tidy) -> None:
+def test_every_number_of_the_sources_is_in_a_table(small):
     shown = set()
     for section in SECTIONS:
         table = published_table(section, small.runs, small.items)
@@ -70,7 +52,7 @@ def test_every_number_of_the_sources_is_in_a_table(small: Tidy) -> None:
     assert len(families) == 11 and families["published_gain"].max() == pytest.approx(0.759)
 
 
-def test_ours_stands_beside_the_published(small: Tidy) -> None:
+def test_ours_stands_beside_the_published(small):
     named = as_model(small, "Llama-3.1-8B", "gsm8k")
     table = published_table("families", named.runs, named.items)
     row = table[table["status"] == "run"].iloc[0]
@@ -85,7 +67,7 @@ def test_ours_stands_beside_the_published(small: Tidy) -> None:
     assert "| 75.9 | – | – | 75.0 ± 0.0 | −0.9 | +75.9 | – | +25.0 [" in line, "they ended before step 555"
 
 
-def test_parts_of_dapo_have_measures_of_their_own(small: Tidy) -> None:
+def test_parts_of_dapo_have_measures_of_their_own(small):
     named = as_model(small, "Qwen3-8B", "dapo")
     table = published_table("estimators", named.runs, named.items)
     grpo = table[table["estimator"] == "GRPO"].set_index("data")
@@ -97,7 +79,7 @@ def test_parts_of_dapo_have_measures_of_their_own(small: Tidy) -> None:
     assert set(table.loc[table["estimator"] != "GRPO", "status"]) == {"not run"}
 
 
-def test_ablations_are_against_the_default(small: Tidy) -> None:
+def test_ablations_are_against_the_default(small):
     named = as_model(small, "Qwen3-1.7B", "dapo")
     suite = named.runs[named.runs["metric"] == "pass@1"].assign(metric="math-eval/pass@1")
     runs = pd.concat([named.runs.astype({"metric": "str"}), suite])
@@ -108,7 +90,7 @@ def test_ablations_are_against_the_default(small: Tidy) -> None:
     assert table.loc["troll-k16", "status"] == "not run"
 
 
-def test_cost_is_in_its_own_units(small: Tidy) -> None:
+def test_cost_is_in_its_own_units(small):
     named = as_model(small, "Qwen3-4B", "dapo")
     table = published_table("cost", named.runs, named.items).set_index("quantity")
     assert table.loc["time per step (s)", "method"] == pytest.approx(0.4), "8 steps of 0.05 s a batch"
@@ -116,13 +98,13 @@ def test_cost_is_in_its_own_units(small: Tidy) -> None:
     assert math.isclose(table.loc["memory (GiB)", "published_gain"], 36.157 - 34.574)
 
 
-def test_several_conditions_are_rows_of_their_own(collected: Tidy) -> None:
+def test_several_conditions_are_rows_of_their_own(collected):
     named = as_model(collected, "Qwen3-14B", "dapo")
     table = published_table("entropy", named.runs, named.items)
     assert list(table["condition"]) == ["gentle", "stale"]
 
 
-def test_broken_files_are_named(tmp_path: Path) -> None:
+def test_broken_files_are_named(tmp_path):
     with refused(tmp_path / "none.yaml"):
         read_published(tmp_path / "none.yaml")
     path = tmp_path / "numbers.yaml"
@@ -131,7 +113,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         read_published(path)
 
 
-def test_a_baseline_without_its_partner_is_shown(small: Tidy) -> None:
+def test_a_baseline_without_its_partner_is_shown(small):
     clip = Tidy(*(frame[frame["trust_region"] == "clip"] for frame in (small.runs, small.items)))
     collected = as_model(clip, "Qwen3-0.6B", "gsm8k")
     table = published_table("families", collected.runs, collected.items)
@@ -143,7 +125,7 @@ def test_a_baseline_without_its_partner_is_shown(small: Tidy) -> None:
     assert (table["status"] == "not run").sum() == len(table) - 1
 
 
-def test_ours_stand_beside_the_published_at_its_step_and_at_the_end() -> None:
+def test_ours_stand_beside_the_published_at_its_step_and_at_the_end():
     runs, items = paper_rows.made_up()
     table = published_table("sizes", runs, items).set_index(["model", "data"])
     row = table.loc[("Qwen3-4B", "MATH Eval")]
@@ -165,7 +147,7 @@ def test_ours_stand_beside_the_published_at_its_step_and_at_the_end() -> None:
         assert f"| {text} |" in heading
 
 
-def test_without_suites_in_training_mathematics_is_compared_at_the_end_only() -> None:
+def test_without_suites_in_training_mathematics_is_compared_at_the_end_only():
     table = published_table("sizes", *paper_rows.made_up(validated=False))
     suites = table[table["data"] == "MATH Eval"]
     assert set(suites["status"]) == {"run"} and suites["method_at"].isna().all()
@@ -175,19 +157,19 @@ def test_without_suites_in_training_mathematics_is_compared_at_the_end_only() ->
     )
 
 
-def test_runs_that_stopped_before_the_published_step_have_no_value_there() -> None:
+def test_runs_that_stopped_before_the_published_step_have_no_value_there():
     table = published_table("sizes", *paper_rows.made_up(batches=100))
     assert set(table["steps"]) == {100} and table["method_at"].isna().all()
     assert set(table["status"]) == {"run"}
 
 
-def test_sections_whose_places_are_unknown_have_no_columns_for_them() -> None:
+def test_sections_whose_places_are_unknown_have_no_columns_for_them():
     table = published_table("cost", *paper_rows.made_up())
     assert not [name for name in table if name == "steps" or "_at" in name]
     assert table["method"].notna().all()
 
 
-def test_values_read_at_an_hour_are_compared_at_it() -> None:
+def test_values_read_at_an_hour_are_compared_at_it():
     runs, items = paper_rows.made_up()
     row = published_table("entropy", runs, items).iloc[0]
     assert row["read_at"] == "95 h" and math.isnan(row["baseline_at"]), "clip ended after 85.5 hours"

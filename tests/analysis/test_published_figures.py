@@ -1,12 +1,9 @@
 """The paper's figures from made-up rows: its panels, axes and names, and published values in place."""
 
 import matplotlib as mpl
-import pandas as pd
 import paper_rows
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from troll.analysis.figures import published
 from troll.analysis.render.style import write_figure
@@ -17,31 +14,31 @@ ADDED = ["published", "ours after training"]
 
 
 @pytest.fixture(scope="module")
-def paper() -> tuple[pd.DataFrame, pd.DataFrame]:
+def paper():
     return paper_rows.made_up()
 
 
 @pytest.fixture(scope="module")
-def none(paper: tuple[pd.DataFrame, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def none(paper):
     """Tables without any run."""
     return paper[0].iloc[:0], paper[1]
 
 
-def titles(figure: Figure) -> list[str]:
+def titles(figure):
     return [axes.get_title() for axes in figure.axes]
 
 
-def names(figure: Figure | Axes) -> list[str]:
+def names(figure):
     legend = figure.legends[0] if isinstance(figure, Figure) else figure.get_legend()
     return [text.get_text() for text in legend.get_texts()]
 
 
-def line(axes: Axes, label: str) -> Line2D:
+def line(axes, label):
     (found,) = (each for each in axes.lines if each.get_label() == label)
     return found
 
 
-def labels(axes: Axes, ending: str) -> list[str]:
+def labels(axes, ending):
     """The lines with this ending, without it; an empty one stands for curves."""
     all_labels = [str(each.get_label()) for each in axes.lines if not str(each.get_label()).startswith("_")]
     if ending:
@@ -49,11 +46,11 @@ def labels(axes: Axes, ending: str) -> list[str]:
     return [text for text in all_labels if not text.endswith((", published", ", after training"))]
 
 
-def said(axes: Axes) -> list[str]:
+def said(axes):
     return [text.get_text() for text in axes.texts]
 
 
-def number(source: str, place: str, **fields: str) -> float:
+def number(source, place, **fields):
     """The step, hours or value of a published number, read from the file itself."""
     (row,) = (
         row
@@ -63,7 +60,7 @@ def number(source: str, place: str, **fields: str) -> float:
     return float(row[place])
 
 
-def cells(axes: Axes) -> list[list[str]]:
+def cells(axes):
     (table,) = axes.tables
     rows: dict[int, list[str]] = {}
     for (row, _), cell in sorted(table.get_celld().items()):
@@ -71,7 +68,7 @@ def cells(axes: Axes) -> list[list[str]]:
     return list(rows.values())
 
 
-def test_sizes_have_the_papers_panels_axes_and_legend(paper: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+def test_sizes_have_the_papers_panels_axes_and_legend(paper):
     figure = published.sizes_figure(paper[0])
     assert titles(figure) == ["DAPO Train", "DAPO Eval", "MATH Eval"]
     assert names(figure) == [*SIZES, "Clip", "TROLL", *ADDED]
@@ -89,7 +86,7 @@ def test_sizes_have_the_papers_panels_axes_and_legend(paper: tuple[pd.DataFrame,
     assert figure.axes[0].get_ylabel() == "Success Rate"
 
 
-def test_curves_are_against_training_steps(paper: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+def test_curves_are_against_training_steps(paper):
     figure = published.sizes_figure(paper[0])
     train, suites = line(figure.axes[0], "8B TROLL"), line(figure.axes[2], "8B TROLL")
     assert list(train.get_xdata()[:2]) == [1, 6] and train.get_xdata()[-1] == 1001
@@ -102,7 +99,7 @@ def test_curves_are_against_training_steps(paper: tuple[pd.DataFrame, pd.DataFra
     assert smoothed[100] == pytest.approx(raw.loc[[90, 100, 110], "value"].mean())
 
 
-def test_hollow_clip_and_filled_troll_both_show(paper: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+def test_hollow_clip_and_filled_troll_both_show(paper):
     axes = published.sizes_figure(paper[0]).axes[2]
     clip, troll = (line(axes, f"8B {name}, published") for name in ("Clip", "TROLL"))
     assert clip.get_markerfacecolor() == "white" != troll.get_markerfacecolor()
@@ -111,7 +108,7 @@ def test_hollow_clip_and_filled_troll_both_show(paper: tuple[pd.DataFrame, pd.Da
     assert min(clip.get_zorder(), troll.get_zorder()) > curve.get_zorder()
 
 
-def test_without_validation_mathematics_has_our_values_after_training() -> None:
+def test_without_validation_mathematics_has_our_values_after_training():
     runs, _ = paper_rows.made_up(validated=False)
     own, suites = published.sizes_figure(runs).axes[1:]
     assert said(suites) == ["ours: only after training"] and labels(suites, "") == []
@@ -123,7 +120,7 @@ def test_without_validation_mathematics_has_our_values_after_training() -> None:
     )
 
 
-def test_estimators_are_against_hours(paper: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+def test_estimators_are_against_hours(paper):
     figure = published.estimators_figure(paper[0])
     assert titles(figure) == ["DAPO Train", "DAPO Eval", "MATH Eval"]
     assert figure.axes[0].get_subplotspec().colspan == range(2), "training above both others"
@@ -141,7 +138,7 @@ def test_estimators_are_against_hours(paper: tuple[pd.DataFrame, pd.DataFrame]) 
     assert published.estimators_figure(slow).axes[0].get_xlim()[1] > 3 * 84, "all of a slower machine's runs"
 
 
-def test_families_have_the_table_and_both_panels(paper: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+def test_families_have_the_table_and_both_panels(paper):
     figure = published.families_figure(*paper)
     assert titles(figure) == ["", "GSM8K", "DAPO Eval"]
     assert names(figure) == ["Apertus-8B Instr.", "Llama3.2-3B", "SmolLM-3B", "Clip", "TROLL", *ADDED]
@@ -173,13 +170,13 @@ def test_families_have_the_table_and_both_panels(paper: tuple[pd.DataFrame, pd.D
     assert shaded == 11 + 4, "the better of each published pair, and of each of ours"
 
 
-def test_families_without_values_at_the_step_show_those_after_training() -> None:
+def test_families_without_values_at_the_step_show_those_after_training():
     table = published.families_figure(*paper_rows.made_up(validated=False)).axes[0]
     rows = {(row[0], row[1]): row[2:] for row in cells(table)}
     assert rows["SmolLM3-3B", "DAPO"] == ["0.580", "0.580*", "0.606", "0.606*"]
 
 
-def test_mathematics_and_code_stand_side_by_side(paper: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+def test_mathematics_and_code_stand_side_by_side(paper):
     figure = published.code_figure(paper[0])
     assert titles(figure) == ["DAPO Eval", "Eurus Code"]
     mathematics, code = figure.axes
@@ -198,7 +195,7 @@ def test_mathematics_and_code_stand_side_by_side(paper: tuple[pd.DataFrame, pd.D
     assert code.get_xlim()[1] == pytest.approx(1.05 * 1001) and code.get_xlabel() == "Train Step"
 
 
-def test_analysis_has_two_panels_of_curves_and_the_cost(paper: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+def test_analysis_has_two_panels_of_curves_and_the_cost(paper):
     ablations, cost, entropy = published.analysis_figure(*paper).axes
     assert ablations.get_title() == "Qwen3-1.7B - MATH Eval"
     variants = ["TROLL", "ε = 0.01", "ε = 0.25", "K = 256", "K = 16"]
@@ -223,9 +220,7 @@ def test_analysis_has_two_panels_of_curves_and_the_cost(paper: tuple[pd.DataFram
     assert {axes.get_xlabel() for axes in (ablations, entropy)} == {"Wallclock Time (hours)"}
 
 
-def test_staleness_has_a_panel_for_each_size_and_one_after_training(
-    paper: tuple[pd.DataFrame, pd.DataFrame],
-) -> None:
+def test_staleness_has_a_panel_for_each_size_and_one_after_training(paper):
     figure = published.staleness_figure(paper[0])
     *panels, after = figure.axes
     assert [axes.get_title() for axes in panels] == [f"DAPO Eval, batch x {size}" for size in (1, 4, 16)]
@@ -237,9 +232,7 @@ def test_staleness_has_a_panel_for_each_size_and_one_after_training(
     assert labels(after, "") == ["Clip", "TROLL"], "the others were not run"
 
 
-def test_without_runs_the_published_values_stand_alone(
-    none: tuple[pd.DataFrame, pd.DataFrame], tmp_path
-) -> None:
+def test_without_runs_the_published_values_stand_alone(none, tmp_path):
     runs, items = none
     sizes, staleness = published.sizes_figure(runs), published.staleness_figure(runs)
     assert [said(axes) for axes in sizes.axes] == [["not run"]] * 3
@@ -252,7 +245,7 @@ def test_without_runs_the_published_values_stand_alone(
         assert mpl.image.imread(path).shape[1] > 1000
 
 
-def test_one_lone_method_is_drawn(paper: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+def test_one_lone_method_is_drawn(paper):
     runs = paper[0][paper[0]["trust_region"] == "clip"]
     figure = published.sizes_figure(runs)
     assert labels(figure.axes[0], "") == [f"{size} Clip" for size in SIZES]

@@ -115,28 +115,12 @@ def own_rules(tmp_path, repository, monkeypatch):
     [
         ("soft_wall", [], ("rank", "'soft_wall'", "my_rules.py:my_function")),
         ("none.py:soft_wall", [], ("none.py",)),
-        (
-            "{rules}:sot_wall",
-            [],
-            ("sot_wall", "soft_wall, two, careless"),
-        ),
+        ("{rules}:sot_wall", [], ("sot_wall", "soft_wall, two, careless")),
         ("{rules}:soft_wall", ["coefficient"], ("rank", "--space", "'coefficient'", "name=1,2,3")),
         ("{rules}:soft_wall", ["coefficient=[,1"], ("rank", "--space", "'coefficient=[,1'", "'['")),
-        (
-            "{rules}:soft_wall",
-            ["coef=1,2,3"],
-            ("rank", "--space", "coef", "soft_wall", "'coefficient'"),
-        ),
-        (
-            "{rules}:careless",
-            ["coefficient=1"],
-            ("rank", "--space", "coefficient"),
-        ),
-        (
-            "{rules}:soft_wall",
-            ["coefficient=1,2", "coefficient=3,4"],
-            ("rank", "--space", "coefficient"),
-        ),
+        ("{rules}:soft_wall", ["coef=1,2,3"], ("rank", "--space", "coef", "soft_wall", "'coefficient'")),
+        ("{rules}:careless", ["coefficient=1"], ("rank", "--space", "coefficient")),
+        ("{rules}:soft_wall", ["coefficient=1,2", "coefficient=3,4"], ("rank", "--space", "coefficient")),
         ("{rules}:two", ["left, right=1,2", " left=3"], ("rank", "--space", "left")),
         ("{rules}:soft_wall", ["coefficient=1,x"], ("soft_wall", "space", "coefficient", "'x'")),
         ("{rules}:soft_wall", ["coefficient=1,1"], ("soft_wall", "space.coefficient", 1)),

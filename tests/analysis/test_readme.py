@@ -1,14 +1,12 @@
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 import pytest
 import synthetic
 from refusals import refused
 
-from troll.analysis.claims.verdicts import Claim, judge
-from troll.analysis.data.runs import read_directories
+from troll.analysis.claims.verdicts import judge
 from troll.analysis.report.front import front
 from troll.analysis.report.readme import blocks, check, render, sentences, update
 from troll.analysis.tables.aggregates import aggregate_table
@@ -23,27 +21,18 @@ tail <!-- generated:x -->
 
 
 @pytest.fixture(scope="module")
-def main(runs: pd.DataFrame, items: pd.DataFrame) -> pd.DataFrame:
+def main(runs, items):
     """The main table, made once for all tests here."""
     return main_table(runs, items)
 
 
-def told(tmp_path: Path, solved: dict[tuple[str, str], tuple[int, ...]], base: int = 20) -> list[str]:
+def told(tmp_path, solved):
     """Sentences about runs in which the first so many of 60 problems pass, by method and condition."""
-    root = tmp_path / "testbed"
-
-    dirs = [
-        synthetic.write_run(
-            root, "chains", method, "grpo", condition, seed, batches=2, table=synthetic.solved(count)
-        )
-        for (method, condition), counts in solved.items()
-        for seed, count in enumerate(counts)
-    ]
-    collected = read_directories(dirs, [synthetic.write_base(root, "chains", table=synthetic.solved(base))])
+    collected = synthetic.read_solved(tmp_path / "testbed", solved)
     return sentences(main_table(collected.runs, collected.items), collected.items)
 
 
-def test_words_follow_from_the_numbers(tmp_path: Path) -> None:
+def test_words_follow_from_the_numbers(tmp_path):
     lines = told(
         tmp_path,
         {
@@ -61,23 +50,23 @@ def test_words_follow_from_the_numbers(tmp_path: Path) -> None:
     assert not any("under gentle" in line or "cannot tell" in line for line in lines)
 
 
-def test_a_worse_method_is_called_lower(tmp_path: Path) -> None:
+def test_a_worse_method_is_called_lower(tmp_path):
     lines = told(tmp_path, {("clip", "gentle"): (50,) * 5, ("troll", "gentle"): (30,) * 5})
     assert "lower in 1" in lines[0] and "higher" not in lines[0]
 
 
-def test_few_seeds_are_said(tmp_path: Path) -> None:
+def test_few_seeds_are_said(tmp_path):
     lines = told(tmp_path, {("clip", "gentle"): (30, 40), ("troll", "gentle"): (45, 46)})
     assert "no clear difference in 1" in lines[0]
     assert lines[-1].startswith("- 2 seeds per setting: the intervals are wide.")
 
 
-def test_missing_comparisons_are_said(tmp_path: Path) -> None:
+def test_missing_comparisons_are_said(tmp_path):
     lines = told(tmp_path, {("clip", "gentle"): (30,) * 5})
     assert lines == ["- No comparison of troll with clip has been run."]
 
 
-def test_blocks_replace_what_is_between_the_markers() -> None:
+def test_blocks_replace_what_is_between_the_markers():
     text = render(TEXT, {"results-table": "| a |\n"})
     assert text == (
         "# Title\n<!-- generated:results-table -->\n\n| a |\n\n<!-- /generated -->\n"
@@ -86,9 +75,7 @@ def test_blocks_replace_what_is_between_the_markers() -> None:
     assert render(text, {"results-table": "| a |\n"}) == text
 
 
-def test_check_shows_the_difference_and_update_removes_it(
-    tmp_path: Path, main: pd.DataFrame, items: pd.DataFrame
-) -> None:
+def test_check_shows_the_difference_and_update_removes_it(tmp_path, main, items):
     path = tmp_path / "README.md"
     path.write_text(TEXT)
     generated = blocks(main, items)
@@ -110,17 +97,17 @@ def test_check_shows_the_difference_and_update_removes_it(
         ("<!-- /generated -->\n", ("README.md:1",)),
     ],
 )
-def test_wrong_markers_are_named(text: str, facts: tuple[object, ...]) -> None:
+def test_wrong_markers_are_named(text, facts):
     with refused(*facts):
         render(text, {"t": ""})
 
 
-def test_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path):
     with refused("README.md"):
         check(tmp_path / "README.md", {})
 
 
-def test_a_table_is_included_by_its_file_as_seen_from_the_page(tmp_path: Path) -> None:
+def test_a_table_is_included_by_its_file_as_seen_from_the_page(tmp_path):
     page = tmp_path / "docs" / "findings.md"
     page.parent.mkdir()
     page.write_text("a\n<!-- generated:../results/x/board.md -->\nold\n<!-- /generated -->\n")
@@ -132,29 +119,23 @@ def test_a_table_is_included_by_its_file_as_seen_from_the_page(tmp_path: Path) -
     assert update(page, {}) and "| new |" in page.read_text() and not update(page, {})
 
 
-def test_verdicts_are_a_block(main: pd.DataFrame, runs: pd.DataFrame, items: pd.DataFrame) -> None:
-    entry = {"source": "P", "baseline": "clip", "metric": "late_kl", "direction": "lower"}
-    claims = [
-        Claim.model_validate({"id": name, "sentence": name, "trust_region": name} | entry)
-        for name in ("troll", "gspo")
-    ]
+def late_kl(name, direction="lower", trust_region="troll"):
+    return synthetic.claim(
+        id=name, sentence=name, metric="late_kl", direction=direction, trust_region=trust_region
+    )
+
+
+def test_verdicts_are_a_block(main, runs, items):
+    claims = [late_kl(name, trust_region=name) for name in ("troll", "gspo")]
     generated = blocks(main, items, judged=judge(claims, runs, items))
     text = render("<!-- generated:verdicts -->\nold\n<!-- /generated -->\n", generated)
     assert "**supported everywhere**" in text
     assert "1 further claim: **not run**." in text and "| gspo |" not in text
 
 
-def test_three_findings_are_taken_by_rule(
-    main: pd.DataFrame, runs: pd.DataFrame, items: pd.DataFrame
-) -> None:
-    entry = {"source": "P", "baseline": "clip", "metric": "late_kl"}
-    wanted = [("lost", "higher", "troll"), *((f"won{n}", "lower", "troll") for n in range(3))]
-    claims = [
-        Claim.model_validate(
-            entry | {"id": name, "sentence": name, "direction": direction, "trust_region": method}
-        )
-        for name, direction, method in [*wanted, ("absent", "lower", "gspo")]
-    ]
+def test_three_findings_are_taken_by_rule(main, runs, items):
+    claims = [late_kl("lost", "higher"), *(late_kl(f"won{n}") for n in range(3))]
+    claims.append(late_kl("absent", trust_region="gspo"))
     text = blocks(main, items, judged=judge(claims, runs, items))["findings"]
     lines = text.splitlines()
     # What speaks against a claim is told in its turn.
@@ -170,19 +151,8 @@ def test_three_findings_are_taken_by_rule(
     assert nothing == "None of 1 claim has runs.\n"
 
 
-def test_the_first_table_has_what_was_run_and_says_where_the_method_itself_falls(
-    main: pd.DataFrame, runs: pd.DataFrame, items: pd.DataFrame, tmp_path: Path
-) -> None:
-    entry = {"source": "P", "baseline": "clip", "trust_region": "troll", "sentence": "S"}
-    claims = [
-        Claim.model_validate(
-            entry | {"id": "testbed-stale-better", "metric": "late_kl", "direction": "lower"}
-        ),
-        Claim.model_validate(
-            entry | {"id": "smollm2-stale-better", "metric": "late_kl", "direction": "higher"}
-        ),
-        Claim.model_validate(entry | {"id": "another", "metric": "late_kl", "direction": "lower"}),
-    ]
+def test_the_first_table_has_what_was_run_and_says_where_the_method_itself_falls(main, runs, items, tmp_path):
+    claims = [late_kl("testbed-stale-better"), late_kl("smollm2-stale-better", "higher"), late_kl("another")]
     judged = judge(claims, runs, items)
     lines = front(judged, tmp_path, runs).splitlines()
     stale, language = lines[2:4]
@@ -200,12 +170,9 @@ def test_the_first_table_has_what_was_run_and_says_where_the_method_itself_falls
     assert "None of 0 claims has runs." in front([], tmp_path, runs)
 
 
-def test_the_first_table_says_where_base_clip_and_troll_ended_and_at_which_rate(
-    runs: pd.DataFrame, items: pd.DataFrame, tmp_path: Path
-) -> None:
-    entry = {"source": "P", "baseline": "clip", "trust_region": "troll", "sentence": "S", "metric": "pass@1"}
-    claim = entry | {"id": "testbed-stale-better", "direction": "higher", "where": {"task": ["chains"]}}
-    judged = judge([Claim.model_validate(claim)], runs, items)
+def test_the_first_table_says_where_base_clip_and_troll_ended_and_at_which_rate(runs, items, tmp_path):
+    claim = synthetic.claim(id="testbed-stale-better", where={"task": ["chains"]})
+    judged = judge([claim], runs, items)
     used = [one.coordinates for one in judged[0].decision.settings]
     tested = runs[(runs["source"] == "test") & (runs["metric"] == "pass@1") & (runs["task"] == "chains")]
     recorded = synthetic.record(runs, runs["trust_region"] != "base", **{"training.learning_rate": 3e-4})
@@ -239,8 +206,8 @@ def test_the_first_table_says_where_base_clip_and_troll_ended_and_at_which_rate(
     ],
 )
 def test_the_fixed_sequence_stands_in_the_first_table_whichever_way_it_falls(
-    runs: pd.DataFrame, tmp_path: Path, low: float, high: float, within: bool, outcome: str, answer: str
-) -> None:
+    runs, tmp_path, low, high, within, outcome, answer
+):
     row = {"test": 1, "endpoint": "auc", "condition": "stale", "tasks": "both", "seeds": 12}
     row |= {"difference": (low + high) / 2, "difference_low": low, "difference_high": high}
     (tmp_path / "smollm2-rates").mkdir()

@@ -1,7 +1,6 @@
 """A value per rollout batch, and what only all steps tell, against computations by other means."""
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ numbers = st.floats(-1e3, 1e3) | st.just(math.nan)
 
 
 @st.composite
-def logs(draw: st.DrawFn) -> Rows:
+def logs(draw):
     """Rows as `read_run_files` gives them: batches of any length, metrics that come and go, gaps."""
     rows: Rows = []
     step = draw(st.integers(0, 3))
@@ -48,16 +47,16 @@ def logs(draw: st.DrawFn) -> Rows:
     return rows
 
 
-def same(one: float, other: float) -> bool:
+def same(one, other):
     return math.isclose(one, other, rel_tol=1e-12, abs_tol=1e-9) or (math.isnan(one) and math.isnan(other))
 
 
-def mean(values: Iterable[float]) -> float:
+def mean(values):
     present = [value for value in values if value == value]
     return math.fsum(present) / len(present) if present else math.nan
 
 
-def how(metric: str) -> Any:
+def how(metric):
     if metric == "time/cpu_s":
         return lambda values: values.dropna().iloc[0] if values.notna().any() else math.nan
     return "max" if metric.endswith("max") else "min" if metric.endswith("min") else mean
@@ -65,7 +64,7 @@ def how(metric: str) -> Any:
 
 @unhurried
 @given(logs())
-def test_values_of_a_batch_are_those_that_pandas_gives(rows: Rows) -> None:
+def test_values_of_a_batch_are_those_that_pandas_gives(rows):
     reduced = [row for row in by_batch(rows) if row["source"] == "train"]
     found = {(row["metric"], row["rollout_batch"], row["step"]): row for row in reduced}
     assert len(found) == len(reduced)
@@ -88,7 +87,7 @@ def test_values_of_a_batch_are_those_that_pandas_gives(rows: Rows) -> None:
 
 @unhurried
 @given(logs())
-def test_summaries_are_what_their_names_say(rows: Rows) -> None:
+def test_summaries_are_what_their_names_say(rows):
     summary = {
         row["metric"].removeprefix("summary/"): row["value"]
         for row in by_batch(rows)
@@ -134,7 +133,7 @@ def test_summaries_are_what_their_names_say(rows: Rows) -> None:
 
 @unhurried
 @given(logs(), st.data())
-def test_a_run_that_stopped_early_has_the_batches_that_it_finished(rows: Rows, data: st.DataObject) -> None:
+def test_a_run_that_stopped_early_has_the_batches_that_it_finished(rows, data):
     cut = data.draw(st.integers(1, len(rows)))
     last = rows[cut - 1]["step"]
     short = [row for row in rows if row["step"] <= last]
@@ -154,13 +153,13 @@ def test_a_run_that_stopped_early_has_the_batches_that_it_finished(rows: Rows, d
         assert summary_of(curves_of(train))["steps"] == max(row["step"] for row in train)
 
 
-def test_nothing_logged_has_no_summary() -> None:
+def test_nothing_logged_has_no_summary():
     assert by_batch([]) == [] and summary_of({}) == {}
     validation = {"step": 3, "rollout_batch": 0, "wall_s": 1.0, "metric": "validation_success", "value": 0.5}
     assert by_batch([validation | {"source": "validation"}]) == [validation | {"source": "validation"}]
 
 
-def test_times_that_were_not_logged_are_missing() -> None:
+def test_times_that_were_not_logged_are_missing():
     common = {"rollout_batch": 0, "wall_s": math.nan, "source": "train", "metric": "loss"}
     reduced = by_batch([common | {"step": step, "value": float(step)} for step in (1, 2)])
     (loss,) = (row for row in reduced if row["source"] == "train")
@@ -171,7 +170,7 @@ def test_times_that_were_not_logged_are_missing() -> None:
 
 @unhurried
 @given(logs(), st.data())
-def test_the_digest_of_a_log_has_the_last_bit_of_every_number(rows: Rows, data: st.DataObject) -> None:
+def test_the_digest_of_a_log_has_the_last_bit_of_every_number(rows, data):
     digest = digest_of_log(rows)
     place = data.draw(st.integers(0, len(rows) - 1))
     row, toward = rows[place], data.draw(st.sampled_from([-math.inf, math.inf]))
@@ -189,7 +188,7 @@ def test_the_digest_of_a_log_has_the_last_bit_of_every_number(rows: Rows, data: 
 
 
 @pytest.mark.parametrize(("value", "other"), [(0.0, -0.0), (1, 1.0), (math.nan, math.nan)])
-def test_equal_numbers_have_equal_digests_and_signs_of_zero_are_no_equals(value: float, other: float) -> None:
+def test_equal_numbers_have_equal_digests_and_signs_of_zero_are_no_equals(value, other):
     row = {"step": 1, "rollout_batch": 0, "wall_s": 0.0, "metric": "loss", "source": "train"}
     digests = {digest_of_log([row | {"value": one}]) for one in (value, other)}
     assert len(digests) == (2 if math.copysign(1, value) != math.copysign(1, other) else 1)

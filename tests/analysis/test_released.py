@@ -1,7 +1,5 @@
 """The released tables say what an independent recomputation of them said, by the present rule."""
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +7,10 @@ import pandas as pd
 import pytest
 
 from troll.analysis.claims.packaged import DEFAULT, claims_file
-from troll.analysis.claims.verdicts import ClaimVerdict, judge, read_claims
+from troll.analysis.claims.verdicts import judge, read_claims
 from troll.analysis.claims.wording import average, levels
 from troll.analysis.data.results import read_results, read_tables
-from troll.analysis.data.summaries import Cell, cells
+from troll.analysis.data.summaries import cells
 from troll.analysis.data.tidy import BASE
 from troll.analysis.pooling import error_covariance, pool
 from troll.analysis.render.formats import points
@@ -28,7 +26,7 @@ RELEASES = [
 
 
 @pytest.fixture(scope="module")
-def judged() -> dict[str, ClaimVerdict]:
+def judged():
     # Late: several seconds for three experiments, but only once.
     tables: tuple[pd.DataFrame, pd.DataFrame] = read_tables(RELEASES)
     claims = read_claims([claims_file(DEFAULT)])
@@ -46,7 +44,7 @@ AVERAGES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "text"), AVERAGES.items())
-def test_averages_over_unique_settings(judged: dict[str, ClaimVerdict], name: str, text: str) -> None:
+def test_averages_over_unique_settings(judged, name, text):
     assert average(judged[name]).startswith(text)
 
 
@@ -56,9 +54,7 @@ def test_averages_over_unique_settings(judged: dict[str, ClaimVerdict], name: st
     [path if path.name == "testbed" else pytest.param(path, marks=pytest.mark.nightly) for path in EVERY],
     ids=lambda path: path.name,
 )
-def test_released_tables_and_verdicts_are_those_of_the_present_code(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_released_tables_and_verdicts_are_those_of_the_present_code(directory, monkeypatch):
     monkeypatch.chdir(ROOT)
     known = read_results(directory)
     claims = [claims_file(name) for name in known.claims or [DEFAULT]]
@@ -67,23 +63,21 @@ def test_released_tables_and_verdicts_are_those_of_the_present_code(
 
 
 @pytest.mark.slow
-def test_the_released_duel_is_that_of_its_runs(
-    troll: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
+def test_the_released_duel_is_that_of_its_runs(troll):
     result = troll("release", "check", "results/released/duel", cwd=ROOT)
     assert result.returncode == 0, result.stderr
     assert "are what the released data give" in result.stderr + result.stdout
 
 
 @pytest.mark.slow
-def test_settings_that_stand_in_several_experiments_count_once(judged: dict[str, ClaimVerdict]) -> None:
+def test_settings_that_stand_in_several_experiments_count_once(judged):
     counts = {name: len(one.decision.settings) for name, one in judged.items()}
     assert counts["stale-better"] == counts["gentle-not-worse"] == counts["clip-stale-falls"] == 7
     assert counts["faster"] == counts["kl-controlled"] == counts["entropy-kept"] == 18
 
 
 @pytest.mark.slow
-def test_small_differences_to_more_digits(judged: dict[str, ClaimVerdict]) -> None:
+def test_small_differences_to_more_digits(judged):
     gentle, entropy = (judged[name].decision.pooled for name in ("gentle-not-worse", "entropy-kept"))
     assert gentle is not None and entropy is not None
     found = 100 * np.array([gentle.estimate, gentle.low, gentle.high])
@@ -96,7 +90,7 @@ def test_small_differences_to_more_digits(judged: dict[str, ClaimVerdict]) -> No
 
 
 @pytest.mark.slow
-def test_where_the_sign_differs_by_task(judged: dict[str, ClaimVerdict]) -> None:
+def test_where_the_sign_differs_by_task(judged):
     assert judged["clip-stale-falls"].decision.label == "depends on task"
     assert levels(judged["clip-stale-falls"]).startswith("chains −28.6, functions +15.3 points")
 
@@ -105,7 +99,7 @@ SPARSE = ("benchmark-16-tokens-suffice", "benchmark-constant-tail-suffices")
 
 
 @pytest.mark.slow
-def test_other_readings_of_sparsity_are_those_that_are_told() -> None:
+def test_other_readings_of_sparsity_are_those_that_are_told():
     """As if settings shared no runs, in the claims' histories; and seed by seed, in the findings."""
     directory = ROOT / "results/released/benchmark-sparsity"
     given = read_results(directory)
@@ -130,12 +124,10 @@ def test_other_readings_of_sparsity_are_those_that_are_told() -> None:
     ],
     ids=["median", "geometric mean"],
 )
-def test_other_readings_of_equal_divergence_are_those_that_are_told(
-    monkeypatch: pytest.MonkeyPatch, over_seeds: Callable[[pd.Series], float], verdicts: tuple[str, str]
-) -> None:
+def test_other_readings_of_equal_divergence_are_those_that_are_told(monkeypatch, over_seeds, verdicts):
     """The findings tell what the verdicts would be if late KL were averaged over seeds in other ways."""
 
-    def late(summary: pd.DataFrame) -> dict[Cell, float]:
+    def late(summary):
         found = {
             cell: over_seeds(cell.rows(summary)["late_kl"])
             for cell in cells(summary)

@@ -1,9 +1,6 @@
 """Replication: predictions against their definition, and verdicts on runs that do and do not repeat it."""
 
-from pathlib import Path
-
 import numpy as np
-import pandas as pd
 import pytest
 import synthetic
 from scipy import stats
@@ -11,11 +8,10 @@ from typer.testing import CliRunner
 
 from troll.analysis.data.replication import Predicted, describe_replication, predictions, replicates
 from troll.analysis.data.summaries import Cell
-from troll.analysis.data.tidy import Tidy
 from troll.cli.app import app
 
 
-def shifted(runs: pd.DataFrame, by: float, condition: str = "stale") -> pd.DataFrame:
+def shifted(runs, by, condition="stale"):
     """The same table with TROLL's test success moved in one condition."""
     changed = runs.copy()
     rows = (runs["metric"] == "pass@1") & (runs["trust_region"] == "troll") & (runs["condition"] == condition)
@@ -23,7 +19,7 @@ def shifted(runs: pd.DataFrame, by: float, condition: str = "stale") -> pd.DataF
     return changed
 
 
-def test_the_prediction_covers_new_seeds_as_often_as_it_says() -> None:
+def test_the_prediction_covers_new_seeds_as_often_as_it_says():
     rng, hits, trials = np.random.default_rng(0), 0, 4000
     draws = rng.normal(0.1, 0.05, (trials, 7))
     for old, new in ((draw[:5], draw[5:]) for draw in draws):
@@ -32,7 +28,7 @@ def test_the_prediction_covers_new_seeds_as_often_as_it_says() -> None:
     assert hits / trials == pytest.approx(0.95, abs=0.012)
 
 
-def test_predictions_are_by_setting_and_paired_by_seed(collected: Tidy) -> None:
+def test_predictions_are_by_setting_and_paired_by_seed(collected):
     ours = collected.runs[collected.runs["seed"].isna() | (collected.runs["seed"] < 2)]
     found = predictions(ours, collected.runs)
     assert len(found) == 8 and all(one.seeds == 2 and one.reference_seeds == 3 for one in found)
@@ -45,7 +41,7 @@ def test_predictions_are_by_setting_and_paired_by_seed(collected: Tidy) -> None:
     assert one.difference == pytest.approx(change[change.index < 2].mean())
 
 
-def test_a_repetition_replicates_and_another_effect_does_not(runs: pd.DataFrame) -> None:
+def test_a_repetition_replicates_and_another_effect_does_not(runs):
     same = predictions(runs, runs)
     assert replicates(same) and describe_replication(same)[0].startswith(
         "Replicates: 8 of 8 settings lie within"
@@ -56,8 +52,8 @@ def test_a_repetition_replicates_and_another_effect_does_not(runs: pd.DataFrame)
     assert len(lines) == 5 and lines[1].startswith("  outside: chains / stale / grpo: +")
 
 
-def test_as_many_misses_as_chance_explains_are_no_failure() -> None:
-    def made(outside: int, of: int) -> list[Predicted]:
+def test_as_many_misses_as_chance_explains_are_no_failure():
+    def made(outside, of):
         cell = Cell("m", "t", "c", "e", "troll")
         return [Predicted(cell, float(i < outside), 2, 0.0, 5, -0.5, 0.5) for i in range(of)]
 
@@ -66,14 +62,14 @@ def test_as_many_misses_as_chance_explains_are_no_failure() -> None:
     assert not replicates([]) and describe_replication([])[0].startswith("Nothing to replicate")
 
 
-def test_other_settings_are_no_replication_and_no_failure(runs: pd.DataFrame) -> None:
+def test_other_settings_are_no_replication_and_no_failure(runs):
     stale = runs["condition"] == "stale"
     ours = synthetic.record(runs, stale, **{"training.learning_rate": 0.5})
     assert {one.cell.condition for one in predictions(ours, runs)} == {"gentle"}
 
 
-def test_the_command_ends_with_the_verdict(tmp_path: Path) -> None:
-    def made(name: str, *, troll: int, seeds: int) -> Path:
+def test_the_command_ends_with_the_verdict(tmp_path):
+    def made(name, *, troll, seeds):
         root = tmp_path / name / "testbed"
         dirs = [
             synthetic.write_run(root, "chains", method, "grpo", condition, seed, batches=1, table=table)

@@ -1,6 +1,5 @@
 import itertools
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import docutils.core
@@ -8,9 +7,10 @@ import pandas as pd
 import pytest
 import yaml
 from refusals import refused
+from test_page import Headings
 
 from troll.analysis.captions import captions
-from troll.analysis.data.results import Results, write_plan
+from troll.analysis.data.results import Plan, Results, write_plan
 from troll.analysis.render.formats import folded, to_latex, to_markdown
 from troll.analysis.render.html import sort_key, write_page
 from troll.analysis.render.substitutes import find_substitutes, mark_substitutes, substitutes_of
@@ -20,25 +20,7 @@ from troll.common.files import read_json, write_json
 ROOT = Path(__file__).parents[2]
 
 
-class Balance(HTMLParser):
-    """Checks that tags are closed in order and nothing is loaded from outside the file."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        for name, value in attrs:
-            if name in ("src", "href"):
-                assert value is not None and value.startswith(("data:", "#")), value
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def test_page_is_whole_and_self_contained(tmp_path: Path) -> None:
+def test_page_is_whole_and_self_contained(tmp_path):
     (tmp_path / "a.png").write_bytes(b"\x89PNG")
     frame = pd.DataFrame({"task": ["<b>"], "pass@1": [0.5]})
     markdown = [
@@ -52,7 +34,7 @@ def test_page_is_whole_and_self_contained(tmp_path: Path) -> None:
     ]
     write_page(tmp_path / "page.html", "\n\n".join(markdown), tmp_path)
     text = (tmp_path / "page.html").read_text()
-    parser = Balance()
+    parser = Headings()
     parser.feed(text)
     assert parser.open == []
     assert "<li><strong>gentle</strong>: 1 &lt; 2</li>" in text
@@ -64,20 +46,20 @@ def test_page_is_whole_and_self_contained(tmp_path: Path) -> None:
     assert '<a href="#part-2">Table</a>' in text and '<h2 id="part-2">Table</h2>' in text
 
 
-def test_missing_files_are_named(tmp_path: Path) -> None:
+def test_missing_files_are_named(tmp_path):
     with refused("x.png"):
         write_page(tmp_path / "page.html", "# A\n\n![Curves](x.png)", tmp_path)
     assert not (tmp_path / "page.html").exists()
 
 
 @pytest.mark.parametrize("text", captions().values(), ids=captions())
-def test_captions_are_valid_and_plain(text: str) -> None:
+def test_captions_are_valid_and_plain(text):
     settings = {"halt_level": 2, "report_level": 2}
     docutils.core.publish_string(text, writer="html", settings_overrides=settings)
     assert not re.search(r"[{}]", text), "no template language: the page shows the text as it is"
 
 
-def test_published_numbers_are_complete_and_within_their_ranges() -> None:
+def test_published_numbers_are_complete_and_within_their_ranges():
     rows = yaml.safe_load((ROOT / "troll/experiment/published/troll_iclr2026.yaml").read_text())
     assert len(rows) > 80
     for row in rows:
@@ -132,7 +114,7 @@ def test_they_go_from_the_grades_into_the_tables_through_the_plan(runs, items, t
     write_json(tmp_path / "run/suites/graded.json", suites)
     found = find_substitutes([tmp_path / "run", tmp_path / "no such"])
     assert found == {"chains": "made up", "omni-math": "a part"}
-    write_plan(tmp_path, [], {}, found)
+    write_plan(tmp_path, Plan(expected=[], substitutes=found))
     given = Results(runs, items, **read_json(tmp_path / "plan.json"))
     for name in ("main", "comparison", "test", "speed", "stability"):
         frame = table(name, given)
@@ -155,12 +137,12 @@ def test_they_go_from_the_grades_into_the_tables_through_the_plan(runs, items, t
         ("not run", ""),
     ],
 )
-def test_columns_of_numbers_are_sorted_by_the_first_number(cell: str, key: str) -> None:
+def test_columns_of_numbers_are_sorted_by_the_first_number(cell, key):
     assert sort_key(cell) == key
     assert not key or float(key) is not None
 
 
-def luminance(colour: str) -> float:
+def luminance(colour):
     """Relative luminance of sRGB, after WCAG 2.2."""
     digits = colour.lstrip("#")
     digits = "".join(2 * digit for digit in digits) if len(digits) == 3 else digits
@@ -170,7 +152,7 @@ def luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_every_text_stands_out_from_its_ground(scheme: int) -> None:
+def test_every_text_stands_out_from_its_ground(scheme):
     style = (ROOT / "troll/analysis/render/assets/page.css").read_text().split("{")
     blocks = [block.partition("}")[0] for block in style if "--ground:" in block]
     colours = dict(re.findall(r"--([\w-]+): (#\w+)", blocks[scheme]))

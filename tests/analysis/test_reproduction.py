@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -24,7 +23,7 @@ RUN = "tiny/chains/troll/grpo/stale/seed1"
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory):
     root = tmp_path_factory.mktemp("results") / "testbed"
     run_dirs, base_dirs = synthetic.write_experiment(
         root, tasks=["chains"], conditions=["stale"], estimators=["grpo"], seeds=2, batches=2, problems=6
@@ -34,11 +33,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def known(directory: Path) -> Tidy:
+def known(directory):
     return read_tidy(directory)
 
 
-def change(known: Tidy, metric: str, change, step: int | None = None) -> Tidy:
+def change(known, metric, change, step=None):
     """The same tables with one number of one run changed."""
     runs = known.runs.copy()
     rows = (runs["run_id"] == RUN) & (runs["metric"] == metric)
@@ -49,7 +48,7 @@ def change(known: Tidy, metric: str, change, step: int | None = None) -> Tidy:
     return Tidy(runs, known.items)
 
 
-def said(ours: Tidy, theirs: Tidy) -> str:
+def said(ours, theirs):
     compared = compare_runs(ours, theirs)
     return "\n".join(describe(compared, *(one.runs["run_id"].nunique() for one in (ours, theirs))))
 

@@ -1,7 +1,6 @@
 import gzip
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -22,27 +21,27 @@ from troll.tasks.datasets.catalogue import MATH_EVAL
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
+def run_dir(tmp_path):
     return synthetic.write_run(tmp_path / "testbed", "chains", "troll", "grpo", "gentle", 0, batches=2)
 
 
-def edit_json(path: Path, **changes: object) -> None:
+def edit_json(path, **changes):
     synthetic.write_json(path, json.loads(path.read_text()) | changes)
 
 
-def one(frame: pd.DataFrame, **where: object) -> pd.Series:
+def one(frame, **where):
     for name, value in where.items():
         frame = frame[frame[name] == value]
     assert len(frame) == 1, frame
     return frame.iloc[0]
 
 
-def settings(runs: pd.DataFrame) -> dict[str, object]:
+def settings(runs):
     (text,) = set(runs["settings"])
     return dict(flat_settings(str(text)))
 
 
-def test_what_is_logged_becomes_one_row_for_each_batch(run_dir: Path) -> None:
+def test_what_is_logged_becomes_one_row_for_each_batch(run_dir):
     """The values themselves are those of `by_batch`, which has tests of its own."""
     runs = read_directories([run_dir]).runs
     files = read_run_files(run_dir)
@@ -60,7 +59,7 @@ def test_what_is_logged_becomes_one_row_for_each_batch(run_dir: Path) -> None:
     assert set(runs["digest_log"]) == {digest_of_log(files.metrics)}
 
 
-def test_coordinates_digests_and_constants(run_dir: Path) -> None:
+def test_coordinates_digests_and_constants(run_dir):
     runs = read_directories([run_dir], keys={"tiny/chains/troll/grpo/gentle/seed0": "k" * 64}).runs
     for name, value in {"model": "tiny", "task": "chains", "trust_region": "troll", "seed": 0}.items():
         assert (runs[name] == value).all()
@@ -73,7 +72,7 @@ def test_coordinates_digests_and_constants(run_dir: Path) -> None:
     assert not (runs["metric"] == "numerics").any(), "a column, and no number of the run"
 
 
-def test_settings_that_are_no_numbers_are_kept(run_dir: Path) -> None:
+def test_settings_that_are_no_numbers_are_kept(run_dir):
     config = yaml.safe_load((run_dir / "run.yaml").read_text())
     for tail, steps in [("pooled", [3]), ("constant", [3, 4]), ("pooled", None), (True, {})]:
         config["training"] |= {"tail": tail, "steps": steps, "name": f"{tail} {steps}"}
@@ -85,14 +84,14 @@ def test_settings_that_are_no_numbers_are_kept(run_dir: Path) -> None:
         hash(tuple(found.values()))
 
 
-def test_a_directory_that_is_neither_run_nor_base_model_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_is_neither_run_nor_base_model_is_named(tmp_path):
     base = synthetic.write_base(tmp_path, "chains")
     elsewhere = base.rename(tmp_path / "chains")
     with refused(elsewhere, "run.yaml"):
         read_directories([], [elsewhere])
 
 
-def test_blocks_may_carry_the_names(run_dir: Path) -> None:
+def test_blocks_may_carry_the_names(run_dir):
     config = yaml.safe_load((run_dir / "run.yaml").read_text())
     config["estimator"] = {"name": "grpo", "rule": "grpo", "settings": {"epsilon": 0.07}}
     config["seeds"] = {"rollouts": 123456789}
@@ -105,7 +104,7 @@ def test_blocks_may_carry_the_names(run_dir: Path) -> None:
     )
 
 
-def test_grades_become_test_rows_and_items(tmp_path: Path) -> None:
+def test_grades_become_test_rows_and_items(tmp_path):
     table = np.zeros((4, 8), dtype=bool)
     table[0], table[1, :2] = True, True
     path = synthetic.write_run(
@@ -124,7 +123,7 @@ def test_grades_become_test_rows_and_items(tmp_path: Path) -> None:
     ]
 
 
-def test_failures_of_the_machinery_do_not_count_as_wrong(run_dir: Path) -> None:
+def test_failures_of_the_machinery_do_not_count_as_wrong(run_dir):
     path = run_dir / "grades.json"
     grades = json.loads(path.read_text())
     grades["problems"] = {
@@ -135,7 +134,7 @@ def test_failures_of_the_machinery_do_not_count_as_wrong(run_dir: Path) -> None:
     assert items[["n", "c"]].values.tolist() == [[2, 1]]
 
 
-def test_base_model_has_a_task_and_no_other_coordinates(tmp_path: Path) -> None:
+def test_base_model_has_a_task_and_no_other_coordinates(tmp_path):
     run_dirs, base_dirs = synthetic.write_experiment(
         tmp_path / "testbed", tasks=["chains"], seeds=1, batches=1, problems=5
     )
@@ -149,7 +148,7 @@ def test_base_model_has_a_task_and_no_other_coordinates(tmp_path: Path) -> None:
     assert (collected.items["trust_region"] == BASE).sum() == 5
 
 
-def test_files_round_trip_and_do_not_depend_on_order(tmp_path: Path) -> None:
+def test_files_round_trip_and_do_not_depend_on_order(tmp_path):
     run_dirs, base_dirs = synthetic.write_experiment(
         tmp_path / "testbed", tasks=["chains"], seeds=2, batches=2, problems=5
     )
@@ -166,7 +165,7 @@ def test_files_round_trip_and_do_not_depend_on_order(tmp_path: Path) -> None:
     assert "d" * 12 in text and "d" * 13 not in text
 
 
-def test_not_a_number_is_kept_because_it_is_a_result(run_dir: Path) -> None:
+def test_not_a_number_is_kept_because_it_is_a_result(run_dir):
     path = run_dir / "metrics.jsonl"
     lines = path.read_text().splitlines()
     last = [json.loads(line) | {"loss": math.nan, "entropy": None} for line in lines[-8:]]
@@ -177,7 +176,7 @@ def test_not_a_number_is_kept_because_it_is_a_result(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["run.yaml", "metrics.jsonl", "manifest.json", "grades.json"])
-def test_missing_file_is_named(run_dir: Path, name: str) -> None:
+def test_missing_file_is_named(run_dir, name):
     (run_dir / name).unlink()
     with refused(run_dir / name):
         read_directories([run_dir])
@@ -192,11 +191,7 @@ LARGE = "1" * 400  # larger than any float
         ("run.yaml", "a: [", ("run.yaml", "YAML")),
         ("run.yaml", "- 1", ("run.yaml",)),
         ("metrics.jsonl", "", ("metrics.jsonl",)),
-        (
-            "metrics.jsonl",
-            '{"step": 1}\n{"step": 1}\n',
-            ("metrics.jsonl:2", "step", 1),
-        ),
+        ("metrics.jsonl", '{"step": 1}\n{"step": 1}\n', ("metrics.jsonl:2", "step", 1)),
         ("metrics.jsonl", '{"step": 1, "loss": "x"}\n', ("metrics.jsonl:1", "loss", "'x'")),
         ("metrics.jsonl", '{"step": 1}\n{"step"', ("metrics.jsonl:2", "JSON")),
         ("manifest.json", "{", ("manifest.json", "JSON")),
@@ -204,21 +199,9 @@ LARGE = "1" * 400  # larger than any float
         ("grades.json", "{}", ("grades.json",)),
         ("grades.json", "[]", ("grades.json",)),
         ("metrics.jsonl", '{"step": 1}\n', ("metrics.jsonl",)),
-        (
-            "metrics.jsonl",
-            f'{{"step": 1, "loss": {LARGE}}}\n',
-            ("metrics.jsonl:1", "loss"),
-        ),
-        (
-            "metrics.jsonl",
-            f'{{"step": {LARGE}}}\n',
-            ("metrics.jsonl:1", "step", 0),
-        ),
-        (
-            "metrics.jsonl",
-            '{"step": 1, "rollout_batch": "x"}\n',
-            ("metrics.jsonl:1", "rollout_batch", "'x'"),
-        ),
+        ("metrics.jsonl", f'{{"step": 1, "loss": {LARGE}}}\n', ("metrics.jsonl:1", "loss")),
+        ("metrics.jsonl", f'{{"step": {LARGE}}}\n', ("metrics.jsonl:1", "step", 0)),
+        ("metrics.jsonl", '{"step": 1, "rollout_batch": "x"}\n', ("metrics.jsonl:1", "rollout_batch", "'x'")),
         (
             "metrics.jsonl",
             '{"step": 1, "time": {"wall_s": "x"}}\n',
@@ -226,13 +209,13 @@ LARGE = "1" * 400  # larger than any float
         ),
     ],
 )
-def test_broken_file_is_named(run_dir: Path, name: str, text: str, facts: tuple[object, ...]) -> None:
+def test_broken_file_is_named(run_dir, name, text, facts):
     (run_dir / name).write_text(text)
     with refused(*facts):
         read_directories([run_dir])
 
 
-def test_wrong_coordinate_digest_and_identity_are_named(run_dir: Path) -> None:
+def test_wrong_coordinate_digest_and_identity_are_named(run_dir):
     manifest = json.loads((run_dir / "manifest.json").read_text())
     edit_json(run_dir / "manifest.json", digests=manifest["digests"] | {"data": None})
     with refused("manifest.json", "digests.data", None):
@@ -261,9 +244,7 @@ def test_wrong_coordinate_digest_and_identity_are_named(run_dir: Path) -> None:
         ({"digests": None}, ("JSON", "digests")),
     ],
 )
-def test_a_manifest_that_no_run_writes_is_one_line(
-    run_dir: Path, changes: dict, facts: tuple[object, ...]
-) -> None:
+def test_a_manifest_that_no_run_writes_is_one_line(run_dir, changes, facts):
     edit_json(run_dir / "manifest.json", **changes)
     out = run_dir.parent / "tables"
     result = CliRunner().invoke(app, ["job", "collect", str(run_dir), "--out", str(out)])
@@ -272,7 +253,7 @@ def test_a_manifest_that_no_run_writes_is_one_line(
 
 
 @pytest.mark.parametrize("value", ["x", int(LARGE), None], ids=["text", "large", "null"])
-def test_a_number_of_grades_that_is_none_is_named(run_dir: Path, value: object) -> None:
+def test_a_number_of_grades_that_is_none_is_named(run_dir, value):
     shown = repr(value) if value != int(LARGE) else f"{LARGE[:100]}..."
     grades = json.loads((run_dir / "grades.json").read_text())
     edit_json(run_dir / "grades.json", metrics=grades["metrics"] | {"pass@4": value})
@@ -285,7 +266,7 @@ def test_a_number_of_grades_that_is_none_is_named(run_dir: Path, value: object) 
         read_directories([run_dir])
 
 
-def test_validation_on_data_sets_is_a_curve_for_each_and_their_mean(run_dir: Path) -> None:
+def test_validation_on_data_sets_is_a_curve_for_each_and_their_mean(run_dir):
     path = run_dir / "metrics.jsonl"
     first, *others = [json.loads(line) for line in path.read_text().splitlines()]
     shares = {f"validation_success/{name}": place / 10 for place, name in enumerate(MATH_EVAL, start=1)}
@@ -300,8 +281,8 @@ def test_validation_on_data_sets_is_a_curve_for_each_and_their_mean(run_dir: Pat
     assert dict(found[found["step"] == 2][["metric", "value"]].to_numpy()) == pytest.approx(some)
 
 
-def test_the_mean_of_math_eval_is_official_only_where_every_set_is(run_dir: Path) -> None:
-    def entry(official: bool) -> dict:
+def test_the_mean_of_math_eval_is_official_only_where_every_set_is(run_dir):
+    def entry(official):
         metrics = {"pass@1": 0.25, "disagreements": 3} | ({"official/pass@1": 0.5} if official else {})
         return {"metrics": metrics, "problems": {"0": {}}, "data_sha256": "x"}
 
@@ -327,9 +308,7 @@ def test_the_mean_of_math_eval_is_official_only_where_every_set_is(run_dir: Path
         ('{"seeds": 3}', ("seeds", "expected")),
     ],
 )
-def test_a_wrong_plan_is_one_line_before_anything_is_written(
-    run_dir: Path, plan: str, facts: tuple[object, ...]
-) -> None:
+def test_a_wrong_plan_is_one_line_before_anything_is_written(run_dir, plan, facts):
     file = run_dir.parent / "planned.json"
     file.write_text(plan)
     out = run_dir.parent / "tables"
@@ -338,7 +317,7 @@ def test_a_wrong_plan_is_one_line_before_anything_is_written(
     assert not out.exists()
 
 
-def test_a_plan_can_be_written_beside_runs_whose_manifests_have_no_settings(run_dir: Path, troll) -> None:
+def test_a_plan_can_be_written_beside_runs_whose_manifests_have_no_settings(run_dir, troll):
     """Those of base models of older versions, for one."""
     base = synthetic.write_base(run_dir.parents[6], "chains")
     assert "config" not in json.loads((base / "manifest.json").read_text())
@@ -350,7 +329,7 @@ def test_a_plan_can_be_written_beside_runs_whose_manifests_have_no_settings(run_
     assert json.loads((out / "plan.json").read_text()) == {"expected": [], "skipped": {}}
 
 
-def test_settings_that_a_run_was_not_made_with_are_refused(run_dir: Path) -> None:
+def test_settings_that_a_run_was_not_made_with_are_refused(run_dir):
     """As when an experiment file has changed, and its runs were not yet made again."""
     path = run_dir / "run.yaml"
     config = yaml.safe_load(path.read_text())
@@ -362,21 +341,21 @@ def test_settings_that_a_run_was_not_made_with_are_refused(run_dir: Path) -> Non
         read_directories([run_dir])
 
 
-def test_a_score_that_its_own_problems_contradict_is_refused(run_dir: Path) -> None:
+def test_a_score_that_its_own_problems_contradict_is_refused(run_dir):
     grades = json.loads((run_dir / "grades.json").read_text())
     edit_json(run_dir / "grades.json", metrics=grades["metrics"] | {"pass@1": 0.999})
     with refused("pass@1", "0.999000"):
         read_directories([run_dir])
 
 
-def test_nothing_and_twice_are_refused(run_dir: Path) -> None:
+def test_nothing_and_twice_are_refused(run_dir):
     with refused("run directories"):
         read_directories([])
     with refused("run tiny/chains/troll/grpo/gentle/seed0"):
         read_directories([run_dir, run_dir])
 
 
-def test_disagreeing_digests_are_refused_or_marked(tmp_path: Path) -> None:
+def test_disagreeing_digests_are_refused_or_marked(tmp_path):
     root = tmp_path / "testbed"
     dirs = [synthetic.write_run(root, "chains", "clip", "grpo", "gentle", s, batches=1) for s in range(3)]
     odd = synthetic.write_run(
@@ -395,12 +374,12 @@ def test_disagreeing_digests_are_refused_or_marked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("use", ["training", "test"])
-def test_runs_that_read_other_prompts_are_refused(tmp_path: Path, use: str) -> None:
+def test_runs_that_read_other_prompts_are_refused(tmp_path, use):
     """The files of data and model may be the same, and what was made of them another."""
     root = tmp_path / "testbed"
     dirs = [synthetic.write_run(root, "chains", "clip", "grpo", "stale", n, batches=1) for n in range(3)]
 
-    def read_by(path: Path, digest: str) -> None:
+    def read_by(path, digest):
         if use == "test":
             edit_json(path / "grades.json", prompts_sha256=digest)
         else:
@@ -415,7 +394,7 @@ def test_runs_that_read_other_prompts_are_refused(tmp_path: Path, use: str) -> N
 
 
 @pytest.mark.parametrize("name", ["all.parquet", "notes.md"])
-def test_a_file_in_place_of_a_directory_is_named(experiment: Path, tmp_path: Path, troll, name: str) -> None:
+def test_a_file_in_place_of_a_directory_is_named(experiment, tmp_path, troll, name):
     path = tmp_path / name
     path.write_bytes((experiment / "tidy/all.parquet").read_bytes())
     for command in (
