@@ -94,6 +94,8 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     message = first["msg"].removeprefix("Value error, ")
     quoted = isinstance(value, str) and repr(value) in message
     shown = "" if quoted or isinstance(value, dict | BaseModel) else f" (found {_short(value)})"
+    if inner is not None and where and message.partition(":")[0] in inner.model_fields:
+        head = f"{where}."  # the message of the whole model begins with one of its keys
     return f"{head}{message[0].lower()}{message[1:]}{shown}"
 
 

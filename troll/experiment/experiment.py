@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from troll.algorithms.ranges import NonNegativeInt, Positive
 from troll.common.errors import UserError, nearest
@@ -103,13 +103,17 @@ class Experiment(StrictModel):
         Evaluation(), description="how final checkpoints and base models are evaluated"
     )
     thinking: ThinkingOfRun = "off"
-    matrix: list[Block] = Field([Block()], description="blocks of runs; by default every combination")
+    matrix: list[Block] = Field(
+        [Block()], min_length=1, description="blocks of runs; by default every combination"
+    )
     public_data: PublicData | None = Field(None, description="audit and benchmarks on public data sets")
     cost: CostBenchmark | None = Field(None, description="measure the cost of an update on this machine")
     approximation: bool = Field(False, description="compare sparse projections with dense ones")
     published: bool = Field(False, description="show the paper's numbers next to the runs")
     claims: list[str] = Field(
-        ["default"], description="files of claims to judge; `default`: the claims of the package"
+        ["default"],
+        min_length=1,
+        description="files of claims to judge; `default`: the claims of the package",
     )
     allow_mixed: bool = Field(
         False, description="allow runs with different digests in one table; their rows are marked"
@@ -141,6 +145,13 @@ class Experiment(StrictModel):
     tracking: Literal["none", "tensorboard", "wandb", "trackio"] = Field(
         "tensorboard", description="also log metrics.jsonl to this tracker; changes no run's key"
     )
+
+    @field_validator("seeds")
+    @classmethod
+    def _differ(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) != len(seeds):
+            raise ValueError("names a seed twice")
+        return seeds
 
     @model_validator(mode="before")
     @classmethod

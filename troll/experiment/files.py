@@ -12,7 +12,7 @@ from troll.common.explain import explain, validated
 from troll.common.files import read_yaml, write_text
 from troll.experiment.experiment import Experiment
 from troll.experiment.run_config import RunConfig
-from troll.experiment.validation import light_problems, problems, run_problems
+from troll.experiment.validation import problems, problems_without_torch, run_problems
 
 # Marks a template of YTE, through which Snakemake reads configuration files, even with `snakemake -n`.
 _TEMPLATE = "__use_yte__"
@@ -53,7 +53,7 @@ def read_experiment(path: Path) -> Experiment:
     """Reads an experiment file quickly, to list its runs: without torch and without checking settings."""
     experiment = _parse_shape(read_configuration(path), str(path))
     # Checks a copy, because the list of runs is cached and the caller may change the seeds.
-    for problem in light_problems(experiment.model_copy()):
+    for problem in problems_without_torch(experiment.model_copy()):
         raise UserError(f"{path}: {problem}")
     return experiment
 

@@ -30,7 +30,7 @@ class PublicData(StrictModel):
 class StepBenchmark(StrictModel):
     """Times whole optimiser steps of a random language model with clip, TROLL, and clip with a critic."""
 
-    shape: str = Field("20m", description="size of the model: qwen3-0.6b, 20m or tiny")
+    shape: Literal["qwen3-0.6b", "20m", "tiny"] = Field("20m", description="size of the model")
     responses: Count = Field(8, description="B, responses in the mini-batch")
     prompt: Count = Field(64, description="tokens of each prompt")
     response: Count = Field(192, description="T, tokens of each response")
@@ -40,7 +40,7 @@ class CostBenchmark(StrictModel):
     """Times forward and backward of output layer and loss with clip and TROLL, for the cost table."""
 
     tokens: Count = Field(512, description="N, tokens of the update")
-    widths: list[Count] = Field([1024], description="D, hidden widths to measure")
+    widths: list[Count] = Field([1024], min_length=1, description="D, hidden widths to measure")
     vocabulary: Count = Field(151_936, description="V, entries of the vocabulary; Qwen3's by default")
     repeats: Count = Field(3, description="measurements of each variant")
     step: StepBenchmark | None = Field(

@@ -7,6 +7,9 @@ from pydantic import AfterValidator, Field, model_validator
 from troll.algorithms.ranges import Count, NonNegativeInt, NotNegative, Positive
 from troll.common.settings import StrictModel
 
+LEAST_VOCABULARY = 256 + 2
+"""The bytes, the end and the padding token of `troll.training.tokenizer`."""
+
 _HUB_ID = r"^[\w.-]+/[\w.-]+$"
 
 Billions = Annotated[
@@ -143,6 +146,28 @@ class ModelSettings(FromScratch):
         "`<name>` in the matrix stands for all of them",
     )
     training: dict[str, Any] = Field({}, description="overrides of training for this model")
+
+    @model_validator(mode="after")
+    def _can_be_built(self) -> "ModelSettings":
+        """Refuses sizes that transformers or the tokenizer rejects.
+
+        The width need not be a multiple of heads, since ``head_width`` is separate.
+        """
+        if self.pretrained is not None:
+            return self
+        if self.heads % self.key_value_heads:
+            raise ValueError(
+                f"heads: {self.heads} do not divide by {self.key_value_heads} key_value_heads; "
+                "make it a multiple"
+            )
+        if self.head_width % 2:
+            raise ValueError(f"head_width: {self.head_width} is odd; rotary positions need an even width")
+        if self.vocabulary < LEAST_VOCABULARY:
+            raise ValueError(
+                f"vocabulary: {self.vocabulary} is too small; the tokenizer needs {LEAST_VOCABULARY} entries "
+                "for bytes, end and padding"
+            )
+        return self
 
     @model_validator(mode="after")
     def _comes_from_one_place(self) -> "ModelSettings":

@@ -64,3 +64,5 @@ FIXED = {
     "grade_suites": Request(2000, 120),
 }
 """Requests of rules whose jobs are all alike."""
+COST = Request(6000, 60)
+"""Request of the benchmarks of an update and of a step, on all cores."""

@@ -11,7 +11,6 @@ from troll.common.explain import explain
 from troll.common.user_files import load_callable
 from troll.experiment.directories import RELEASED
 from troll.experiment.experiment import BASE, Experiment, Run, merged
-from troll.experiment.model_settings import ModelSettings
 from troll.experiment.recipes import missing_parts
 from troll.experiment.settings import TaskSettings, Training
 from troll.tasks import testbed
@@ -22,47 +21,16 @@ from troll.tasks.types import SPLITS
 LONGEST = 100
 """Most characters of a name; file names may have 255."""
 
-RULES = frozenset(
-    {
-        "all",
-        "append",
-        "approximation_task",
-        "approximation_zipf",
-        "audit",
-        "base_model",
-        "benchmark_problems",
-        "benchmarks",
-        "claims",
-        "collect",
-        "configure",
-        "cost",
-        "cost_step",
-        "difficulty",
-        "grade",
-        "grade_benchmark",
-        "grade_suites",
-        "hub_model",
-        "oracle",
-        "problems",
-        "report",
-        "sample",
-        "sample_benchmark",
-        "sample_suites",
-        "suite_problems",
-        "tokenizer",
-        "train",
-    }
-)
+_RULES = """
+all append approximation_task approximation_zipf audit base_model benchmark_problems benchmarks claims collect
+configure cost cost_step difficulty grade grade_benchmark grade_suites hub_model oracle problems report sample
+sample_benchmark sample_suites suite_problems tokenizer train
+"""
+RULES = frozenset(_RULES.split())
 """Names of the workflow's rules, which a group cannot have because `snakemake NAME` runs either."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _GROUP = re.compile(r"[a-z][a-z0-9_]*")
-
-LEAST_VOCABULARY = 256 + 2
-"""The bytes, the end and the padding token of `troll.training.tokenizer`."""
-
-STEP_SHAPES = ("qwen3-0.6b", "20m", "tiny")
-"""Models of `cost.step`, as in `workflow/benchmarks/step_worker.py`, which is not part of the package."""
 
 
 def _choices(where: str, name: str, valid: list[str]) -> str:
@@ -74,15 +42,11 @@ def problems(experiment: Experiment) -> Iterator[str]:
     yield from _name_problems(experiment)
     for name, task in experiment.tasks.items():
         yield from _task_problems(name, task)
-    for name, model in experiment.models.items():
-        yield from shape_problems(name, model)
     yield from _suite_problems(experiment)
     yield from _rule_problems(experiment)
-    yield from _empty_lists(experiment)
     yield from _matrix_problems(experiment)
     yield from _override_problems(experiment)
     yield from _engine_problems(experiment)
-    yield from _cost_problems(experiment)
     if experiment.public_data is not None:
         for name in experiment.public_data.benchmarks:
             if name not in _suites():
@@ -112,33 +76,10 @@ def _name_problems(experiment: Experiment) -> Iterator[str]:
             )
         if block.group in RULES:
             yield f"{where}: is the name of a rule of the workflow; choose another"
-    if len(set(experiment.seeds)) != len(experiment.seeds):
-        yield f"seeds: {experiment.seeds} names a seed twice"
 
 
 def _cut(name: str) -> str:
     return repr(name if len(name) <= LONGEST else f"{name[:40]}...")
-
-
-def shape_problems(name: str, model: ModelSettings) -> Iterator[str]:
-    """Yields a line for every size of a model made from scratch that transformers or the tokenizer rejects.
-
-    The width need not be a multiple of heads, since ``head_width`` is separate.
-    """
-    if model.pretrained is not None:
-        return
-    if model.heads % model.key_value_heads:
-        yield (
-            f"models.{name}.heads: {model.heads} do not divide by {model.key_value_heads} key_value_heads; "
-            "make it a multiple"
-        )
-    if model.head_width % 2:
-        yield f"models.{name}.head_width: {model.head_width} is odd; rotary positions need an even width"
-    if model.vocabulary < LEAST_VOCABULARY:
-        yield (
-            f"models.{name}.vocabulary: {model.vocabulary} is too small; the tokenizer needs "
-            f"{LEAST_VOCABULARY} entries for bytes, end and padding"
-        )
 
 
 def _suites() -> list[str]:
@@ -206,22 +147,13 @@ def _rule_problems(experiment: Experiment) -> Iterator[str]:
 _COORDINATES = ("tasks", "models", "trust_regions", "estimators", "conditions")
 
 
-def _empty_lists(experiment: Experiment) -> Iterator[str]:
-    """Yields a line for every empty list, where leaving out the key means all."""
-    if not experiment.matrix:
-        yield "matrix: is empty, so there are no runs; leave it out for every combination"
-    for number, block in enumerate(experiment.matrix):
-        for section in _COORDINATES:
-            if getattr(block, section) == []:
-                yield f"matrix[{number}].{section}: is empty; leave it out for all, or name some"
-    if not experiment.claims:
-        yield "claims: is empty; leave it out for the claims of the package, or name a file"
-
-
 def _matrix_problems(experiment: Experiment) -> Iterator[str]:
     for number, block in enumerate(experiment.matrix):
         for section in _COORDINATES:
-            for name in getattr(block, section) or []:
+            names = getattr(block, section)
+            if names == []:
+                yield f"matrix[{number}].{section}: is empty; leave it out for all, or name some"
+            for name in names or []:
                 if name not in getattr(experiment, section):
                     yield _choices(f"matrix[{number}].{section}", name, list(getattr(experiment, section)))
                     return
@@ -255,14 +187,6 @@ def _engine_problems(experiment: Experiment) -> Iterator[str]:
             )
 
 
-def _cost_problems(experiment: Experiment) -> Iterator[str]:
-    cost = experiment.cost
-    if cost is not None and not cost.widths:
-        yield "cost.widths: is empty; name at least one, such as 1024"
-    if cost is not None and cost.step is not None and cost.step.shape not in STEP_SHAPES:
-        yield f"cost.step.shape: {unknown('shape', cost.step.shape, STEP_SHAPES)}"
-
-
 def _override_problems(experiment: Experiment) -> Iterator[str]:
     overrides: list[tuple[str, Mapping[str, Any]]] = [
         *(
@@ -281,7 +205,7 @@ def _override_problems(experiment: Experiment) -> Iterator[str]:
                 yield explain(error, Training, where)
 
 
-def _to_blame(experiment: Experiment, run: Run, clash: str) -> str:
+def _conflicting_override(experiment: Experiment, run: Run, clash: str) -> str:
     """Returns the place of the last override of a key that a clash names; empty if there is none."""
     overrides = experiment.overrides_of(run)
     named = set(re.findall(r"\w+", clash))
@@ -303,9 +227,8 @@ def context_problems(run: Run, training: Training, context: int) -> Iterator[str
         )
 
 
-def light_problems(experiment: Experiment) -> Iterator[str]:
+def problems_without_torch(experiment: Experiment) -> Iterator[str]:
     """Yields the problems that prevent listing runs or merging their settings, quickly and without torch."""
-    yield from _empty_lists(experiment)
     yield from _matrix_problems(experiment)
     yield from _override_problems(experiment)
     for run in experiment.runs():
@@ -318,7 +241,7 @@ def _clashes(experiment: Experiment, run: Run) -> Iterator[str]:
         experiment.training_of(run)
     except ValidationError as error:
         clash = explain(error, Training)
-        where = _to_blame(experiment, run, clash)
+        where = _conflicting_override(experiment, run, clash)
         yield f"{where}: " * bool(where) + f"run {run.run_id}: {clash}"
 
 

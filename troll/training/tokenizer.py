@@ -11,7 +11,7 @@ from troll.common.errors import UserError
 from troll.common.files import fresh_directory
 from troll.common.numerics import last_change
 from troll.common.progress import say
-from troll.experiment.validation import LEAST_VOCABULARY
+from troll.experiment.model_settings import LEAST_VOCABULARY
 from troll.tasks.registry import check_settings, get_task
 from troll.training.manifest import uncommitted_source, versions
 from troll.training.model_cache import take_or_make
