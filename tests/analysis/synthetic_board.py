@@ -62,7 +62,9 @@ def compared(**changes):
 
 
 PROTOCOL |= compared()
-IN_ROUNDS = PROTOCOL | {"rounds": [{"keep": 2, "seeds": [102, 103]}, {"keep": 1, "seeds": [104]}]}
+IN_ROUNDS = PROTOCOL | {
+    "rounds": [{"trials_kept": 2, "seeds": [102, 103]}, {"trials_kept": 1, "seeds": [104]}]
+}
 """The protocol with two further rounds of tuning."""
 
 

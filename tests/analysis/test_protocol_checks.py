@@ -34,7 +34,7 @@ def _set(data, path, value):
         (("rules", "none", "settings"), {"a": 1}, ("rules.none.settings", "'a'")),
         (("rules", "none", "rule"), "nun", ("rules.none.rule", "'nun'")),
         (("seeds",), [0, 0], ("seeds", 0)),
-        (("rounds",), [{"keep": 2, "seeds": [102, 102]}], ("rounds.0.seeds", 102)),
+        (("rounds",), [{"trials_kept": 2, "seeds": [102, 102]}], ("rounds.0.seeds", 102)),
         (("tuning_seeds",), [7, 7], ("tuning_seeds", 7)),
         (("seeds",), [0], ("seeds", 1, 2)),
         (("learning_rates",), [1e-4, -1.0], ("learning_rates.1", "-1.0", "> 0")),

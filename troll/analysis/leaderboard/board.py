@@ -229,7 +229,7 @@ def _edges_in_words(tasks: Mapping[str, Sequence[str]]) -> list[str]:
 def _notes(protocol: Protocol, tasks: int, edges: Sequence[str]) -> list[str]:
     outside = f"Best at the least or largest value that was tried: {', '.join(edges)}."
     rounds = "".join(
-        f"the best {further.keep} then got {counted(len(further.seeds), 'more seed')}, "
+        f"the best {further.trials_kept} then got {counted(len(further.seeds), 'more seed')}, "
         for further in protocol.rounds
     )
     return [

@@ -113,7 +113,9 @@ def _rule_lines(
     kept, seeds = list(ends), set[int]()
     for number, stage in enumerate(stages):
         if number:
-            kept = _best({trial: lines[trial]["score"] for trial in kept}, protocol.rounds[number - 1].keep)
+            kept = _best(
+                {trial: lines[trial]["score"] for trial in kept}, protocol.rounds[number - 1].trials_kept
+            )
         seeds |= set(stage)
         for variant in kept:
             runs = ends[variant]
@@ -147,7 +149,9 @@ def kept_for(scores: pd.DataFrame, protocol: Protocol, number: int) -> dict[tupl
     kept = {}
     for (task, name), group in scores[scores["rounds"] == number].groupby(["task", "rule"], sort=False):
         variants = [f"{name}.{trial}" for trial in group["trial"]]
-        best = _best(dict(zip(variants, group["score"], strict=True)), protocol.rounds[number - 1].keep)
+        best = _best(
+            dict(zip(variants, group["score"], strict=True)), protocol.rounds[number - 1].trials_kept
+        )
         kept[str(task), str(name)] = [protocol.trials_by_variant[variant] for variant in best]
     return kept
 

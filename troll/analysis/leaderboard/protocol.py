@@ -98,7 +98,7 @@ class Round(StrictModel):
     """A further round of tuning."""
 
     # number of trials of each rule and task that advance to it: the best by the mean over all seeds so far
-    keep: int = Field(ge=1)
+    trials_kept: int = Field(ge=1)
     seeds: list[NonNegativeInt] = Field(min_length=1)  # their additional seeds
 
 
@@ -149,9 +149,10 @@ class Protocol(StrictModel):
     def _check_rounds(self) -> None:
         before, used = self.trials, set(self.tuning_seeds)
         for number, round_ in enumerate(self.rounds):
-            if round_.keep > before:
+            if round_.trials_kept > before:
                 raise ValueError(
-                    f"rounds.{number}.keep: is {round_.keep}, but the previous round has {before} trials"
+                    f"rounds.{number}.trials_kept: is {round_.trials_kept}, but the previous round has "
+                    f"{before} trials"
                 )
             if shared := used & set(round_.seeds):
                 raise ValueError(
@@ -159,7 +160,7 @@ class Protocol(StrictModel):
                 )
             if shared := set(round_.seeds) & set(self.seeds):
                 raise ValueError(f"seeds: {min(shared)} is also a tuning seed; fresh seeds must be different")
-            before, used = round_.keep, used | set(round_.seeds)
+            before, used = round_.trials_kept, used | set(round_.seeds)
 
     @property
     def compared(self) -> list[str]:
