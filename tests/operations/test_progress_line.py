@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import os
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -73,12 +74,28 @@ def send(handler, event=None, message="", level=logging.INFO, **fields):
     handler.handle(record)
 
 
+WILDCARDS = {
+    "model": "tiny",
+    "task": "chains",
+    "trust_region": "clip",
+    "estimator": "grpo",
+    "condition": "stale",
+    "seed": "0",
+}
+
+
 def begin(handler, number, rule, message=None, log=None):
-    send(handler, LogEvent.JOB_INFO, jobid=number, rule_name=rule, rule_msg=message, log=log)
+    fields = {"jobid": number, "rule_name": rule, "rule_msg": message, "log": log, "wildcards": WILDCARDS}
+    send(handler, LogEvent.JOB_INFO, **fields)
 
 
 def end(handler, number):
     send(handler, LogEvent.JOB_FINISHED, job_id=number)
+
+
+def fail(handler, number, rule, log=(), **aux):
+    fields = {"jobid": number, "rule_name": rule, "log": [*log], "aux": aux}
+    send(handler, LogEvent.JOB_ERROR, level=logging.ERROR, **fields)
 
 
 def plan(handler, **jobs):
@@ -176,8 +193,7 @@ def test_a_failed_job_is_shown_with_its_log(tmp_path, clock):
     handler, screen = make(tmp_path, clock, terminal=True)
     plan(handler, train=2)
     begin(handler, 0, "train", "train chains/clip")
-    fields = {"jobid": 0, "rule_name": "train", "log": [str(log)], "aux": {"external_jobid": "17"}}
-    send(handler, LogEvent.JOB_ERROR, level=logging.ERROR, **fields)
+    fail(handler, 0, "train", [str(log)], external_jobid="17")
     shown = screen.shown()
     assert shown[:3] == [
         "error: rule train failed (train chains/clip)",
@@ -211,84 +227,69 @@ def test_a_base_model_from_the_model_cache_is_a_line(tmp_path, clock):
 
 
 def test_jobs_of_a_scheduler_may_wait():
-    state = State()
-    state.plan({"train": 1, "total": 1})
+    state = State(jobs=Counter(train=1))
     state.start(0, Job("train", "train chains/clip"))
     assert line_of(state, queued=True).endswith("; submitted: train chains/clip")
 
 
-def test_a_failure_is_not_told_again_at_the_end(tmp_path, clock):
+STOPPING = "Terminating processes on user request, this might take some time."
+EXITING = "Exiting because a job execution failed. Look above for error messages"
+FAILED = "WorkflowError:\nAt least one job did not complete successfully."
+NOTHING = "Nothing to be done (all requested files are present and up to date)."
+LEVELS = {"a warning": logging.WARNING, EXITING: logging.ERROR, FAILED: logging.ERROR}
+COMMAND = (
+    "CalledProcessError in file \"/a b/train.smk\", line 19:\nCommand 'x' died with <Signals.SIGKILL: 9>."
+)
+CONDA = "CalledProcessError: conda returned non-zero exit status 1"
+INTERRUPTED = "interrupted: stopping the running jobs; the same command resumes from there"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "told", "shown"),
+    [
+        (3, ["the job fails", EXITING, FAILED], ["error: rule train failed (train chains/clip)"]),
+        # An interruption is no failure.
+        (
+            3,
+            [STOPPING, STOPPING, "the job fails", [FAILED], FAILED, "Complete log(s): /x.log"],
+            [INTERRUPTED, "full log: /x.log"],
+        ),
+        # The command of a killed job is not shown before its failure is.
+        (1, [[f"RuleException:\n{COMMAND}"]], []),
+        # An error before any job is shown whole.
+        (0, [[CONDA], *["a warning"] * 3, "host: a", NOTHING], [CONDA, "a warning", NOTHING]),
+    ],
+)
+def test_what_snakemake_repeats_is_told_once(tmp_path, clock, jobs, told, shown):
     handler, screen = make(tmp_path, clock, terminal=False)
-    plan(handler, train=3)
-    begin(handler, 0, "train", "train chains/clip")
-    send(handler, LogEvent.JOB_ERROR, level=logging.ERROR, jobid=0, rule_name="train", log=[], aux={})
-    for text in (
-        "Exiting because a job execution failed. Look above for error messages",
-        "WorkflowError:\nAt least one job did not complete successfully.",
-    ):
-        send(handler, message=text, level=logging.ERROR)
-    assert screen.getvalue().splitlines() == ["error: rule train failed (train chains/clip)"]
+    if jobs:
+        plan(handler, train=jobs)
+        begin(handler, 0, "train", "train chains/clip")
+    for text in told:
+        if text == "the job fails":
+            fail(handler, 0, "train")
+        elif isinstance(text, list):  # an error as an event, not as a message
+            send(handler, LogEvent.ERROR, *text, logging.ERROR)
+        else:
+            send(handler, None, text, LEVELS.get(text, logging.INFO))
+    assert screen.getvalue().splitlines() == shown
 
 
-def test_an_interruption_is_no_failure(tmp_path, clock):
-    handler, screen = make(tmp_path, clock, terminal=False)
-    plan(handler, train=3)
-    begin(handler, 0, "train", "train chains/clip")
-    for _ in range(2):
-        send(handler, message="Terminating processes on user request, this might take some time.")
-    send(handler, LogEvent.JOB_ERROR, level=logging.ERROR, jobid=0, rule_name="train", log=[], aux={})
-    failed = "WorkflowError:\nAt least one job did not complete successfully."
-    send(handler, LogEvent.ERROR, failed, logging.ERROR)
-    send(handler, message=failed, level=logging.ERROR)
-    send(handler, message=f"Complete log(s): {tmp_path}/x.log")
-    assert screen.getvalue().splitlines() == [
-        "interrupted: stopping the running jobs; the same command resumes from there",
-        f"full log: {tmp_path}/x.log",
-    ]
-
-
-def test_the_command_of_a_killed_job_is_not_shown_before_its_failure_is(tmp_path, clock):
-    handler, screen = make(tmp_path, clock, terminal=False)
-    plan(handler, train=1)
-    begin(handler, 0, "train", "train chains/clip")
-    text = (
-        "CalledProcessError in file \"/a b/train.smk\", line 19:\nCommand 'x' died with <Signals.SIGKILL: 9>."
-    )
-    send(handler, LogEvent.ERROR, f"RuleException:\n{text}", logging.ERROR)
-    assert screen.getvalue() == ""
-
-
-def test_an_error_before_any_job_is_shown_whole(tmp_path, clock):
-    handler, screen = make(tmp_path, clock, terminal=False)
-    send(handler, LogEvent.ERROR, "CalledProcessError: conda returned non-zero exit status 1", logging.ERROR)
-    for _ in range(3):
-        send(handler, message="a warning", level=logging.WARNING)
-    send(handler, message="host: a")
-    send(handler, message="Nothing to be done (all requested files are present and up to date).")
-    assert screen.getvalue().splitlines() == [
-        "CalledProcessError: conda returned non-zero exit status 1",
-        "a warning",
-        "Nothing to be done (all requested files are present and up to date).",
-    ]
-
-
-@pytest.mark.parametrize(("stage", "named"), [("", True), ("first comparison", False)])
-def test_the_log_is_named_at_the_end(tmp_path, clock, monkeypatch, stage, named):
+@pytest.mark.parametrize(
+    ("stage", "jobs", "named"),
+    [("", 1, True), ("first comparison", 1, False), ("first comparison", 2, True)],
+)
+def test_the_log_is_named_at_the_end_except_of_a_stage_that_succeeded(
+    tmp_path, clock, monkeypatch, stage, jobs, named
+):
     monkeypatch.chdir(tmp_path)
     handler, screen = make(tmp_path, clock, terminal=True, stage=stage)
-    plan(handler, train=1)
+    plan(handler, train=jobs)
     begin(handler, 0, "train")
     end(handler, 0)
     send(handler, message=f"Complete log(s): {tmp_path}/.snakemake/log/x.log")
     assert ("full log: .snakemake/log/x.log" in screen.shown()) == named
     assert screen.shown()[-1] == ""
-
-
-def test_the_log_of_a_stage_that_failed_is_named(tmp_path, clock):
-    handler, screen = make(tmp_path, clock, terminal=False, stage="first comparison")
-    plan(handler, train=2)
-    send(handler, message="Complete log(s): /x.log")
-    assert screen.getvalue() == "full log: /x.log\n"
 
 
 def test_a_mistake_of_its_own_brings_the_usual_log_back_and_ends_nothing(tmp_path, clock):
@@ -310,19 +311,8 @@ def test_nobody_listening_ends_nothing(tmp_path, clock):
     assert not handler._broken
 
 
-def test_jobs_that_were_not_planned_are_counted():
-    state = State()
-    state.plan({"a": 1, "total": 1})
-    state.start(0, Job("a", "a"))
-    state.finish(0)
-    state.start(1, Job("b", "b"))
-    assert (state.finished, state.total) == (1, 2)
-    assert state.finish(7) is None
-
-
 def test_the_time_left_is_that_of_the_runs_that_are_asked_for_and_not_yet_trained():
-    state = State()
-    state.plan({"train": 8, "sample": 8})
+    state = State(jobs=Counter(train=8, sample=8))
     assert state.left() is None and "time left not known yet" in line_of(state)
     state.runs_left = TimeLeft(16 * 30.0, 30.0, 16)  # of an experiment of which half is asked for
     assert state.left() == pytest.approx(8 * 30)
@@ -336,13 +326,12 @@ def test_the_time_left_is_that_of_the_runs_that_are_asked_for_and_not_yet_traine
     assert state.left() == 100, "a long last run is what is left"
     for number in range(8):
         state.finish(number)
-    assert line_of(state) == "8 of 16 jobs"
+    assert line_of(state) == "8 of 16 jobs" and state.finish(9) is None
 
 
 @pytest.mark.parametrize("rule", ["base_model", "hub_model"])
 def test_the_time_of_a_base_model_is_not_guessed(rule):
-    state = State(runs_left=TimeLeft(100.0, 10.0, 10))
-    state.plan({rule: 1, "train": 10})
+    state = State(jobs=Counter({rule: 1, "train": 10}), runs_left=TimeLeft(100.0, 10.0, 10))
     state.start(0, Job(rule, ""))
     assert state.left() is None
     state.finish(0)
@@ -353,14 +342,12 @@ def test_steps_of_running_runs_are_shown(tmp_path, clock):
     handler, screen = make(tmp_path, clock, terminal=True)
     plan(handler, train=2)
     handler._state.steps = {"tiny/chains/clip/grpo/stale/seed0": (1200, 2000)}
-    output = [f"{tmp_path}/runs/tiny/chains/clip/grpo/stale/seed0/manifest.json"]
-    send(handler, LogEvent.JOB_INFO, jobid=0, rule_name="train", rule_msg="train it", log=None, output=output)
+    begin(handler, 0, "train", "train it")
     assert screen.shown()[0].endswith("; now: train it (step 1,200 of 2,000)")
 
 
 def test_a_part_of_make_results_has_a_name():
-    state = State(runs_left=TimeLeft(600.0, 600.0, 1))
-    state.plan({"train": 1})
+    state = State(jobs=Counter(train=1), runs_left=TimeLeft(600.0, 600.0, 1))
     assert line_of(state, "first comparison", "3 of 8 claims decided") == (
         "first comparison: 0 of 1 jobs, 10 min left; 3 of 8 claims decided"
     )
@@ -402,20 +389,18 @@ def test_it_takes_the_place_of_the_usual_log_and_of_nothing_else(repository, tmp
     shown = progress_line.install(found, experiment, tmp_path)
     assert shown.settings.log == tmp_path / "log"
     assert [type(one) for one in found.logger_manager.logger.handlers] == [LogHandler]
-    for asked in ("quiet", "verbose", "printshellcmds", "debug_dag", "dryrun"):
-        found, usual = workflow(tmp_path, **{asked: True})
+    shown.end()
+    switches = [{name: True} for name in ("quiet", "verbose", "printshellcmds", "debug_dag", "dryrun")]
+    for asked in (*switches, {"module": True}, {"environment": "0"}):
+        found, usual = workflow(tmp_path, **asked)
+        monkeypatch.setenv(progress_line.SWITCH, asked.get("environment", ""))
+        found.modifier.is_main_snakefile = lambda asked=asked: "module" not in asked
         assert progress_line.install(found, experiment, tmp_path) is None
         assert found.logger_manager.logger.handlers == [usual], asked
-    monkeypatch.setenv(progress_line.SWITCH, "0")
-    found, usual = workflow(tmp_path)
-    assert progress_line.install(found, experiment, tmp_path) is None
-    monkeypatch.delenv(progress_line.SWITCH)
-    found.modifier.is_main_snakefile = lambda: False
-    assert progress_line.install(found, experiment, tmp_path) is None
     # Another version of Snakemake, in which things are called otherwise.
+    monkeypatch.delenv(progress_line.SWITCH)
     assert progress_line.install(SimpleNamespace(), experiment, tmp_path) is None
     assert "warning: no progress line: AttributeError" in capsys.readouterr().err
-    shown.end()
 
 
 def test_jobs_write_where_they_are_told():

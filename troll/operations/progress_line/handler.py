@@ -6,6 +6,7 @@ import re
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 
 from troll.experiment.experiment import Experiment
+from troll.operations.places import run_id
 from troll.operations.progress_line import words
 from troll.operations.progress_line.state import BASES, Job, State
 from troll.operations.status import status_of
@@ -111,45 +113,40 @@ class LogHandler(LogHandlerBase):
         super().close()
 
     def _handle(self, record: logging.LogRecord) -> None:
-        told: Any = record
+        event: Any = record
         text = record.getMessage()
         if (self._interrupted or self._state.failed) and _JOBS_FAILED.search(text):
             return
         match getattr(record, "event", None):
             case LogEvent.RUN_INFO:
-                self._state.plan(told.stats)
+                self._state.jobs = Counter(event.stats)
+                del self._state.jobs["total"]
                 if self._ticker is None and not self._stop.is_set():
                     self._ticker = threading.Thread(target=self._tick, name="progress line", daemon=True)
                     self._ticker.start()
             case LogEvent.JOB_INFO:
-                name, logs = str(told.rule_msg or told.rule_name), list(told.log or ())
-                self._state.start(told.jobid, Job(told.rule_name, name, logs, self._run_of(told)))
+                name, logs = str(event.rule_msg or event.rule_name), list(event.log or ())
+                trained = run_id(event.wildcards) if event.rule_name == "train" else ""
+                self._state.start(event.jobid, Job(event.rule_name, name, logs, trained))
                 self._paint()
             case LogEvent.JOB_FINISHED:
-                done = self._state.finish(told.job_id)
+                done = self._state.finish(event.job_id)
                 if done is not None and done.rule.startswith("claims"):
                     self._judged()
                 if done is not None and done.rule in BASES:
                     self._say(words.taken(done.logs))
                 self._progress()
             case LogEvent.JOB_ERROR:
-                job = self._state.fail(told.jobid)
+                job = self._state.fail(event.jobid)
                 if not self._interrupted:  # interrupted jobs have not failed
                     name = job.name if job else ""
-                    self._say(words.failure(told.rule_name, name, list(told.log or ()), told.aux or {}))
+                    self._say(words.failure(event.rule_name, name, list(event.log or ()), event.aux or {}))
             case LogEvent.ERROR:
                 # Errors about the exit status of a shell command add nothing to the job's log.
                 if not (_OF_A_JOB.search(text) or (self._state.failed and _RAN.search(text))):
                     self._say([text])
             case None | LogEvent.GROUP_ERROR:
                 self._message(text, record.levelno)
-
-    def _run_of(self, told: Any) -> str:
-        """Returns the id of the run that a job trains; empty for other jobs."""
-        directory = Path(next(iter(getattr(told, "output", None) or ()), "")).parent
-        runs = self.settings.root / "runs"
-        train = told.rule_name == "train" and directory.is_relative_to(runs)
-        return str(directory.relative_to(runs)) if train else ""
 
     def _message(self, text: str, level: int) -> None:
         if text.startswith(_INTERRUPTED):
@@ -158,7 +155,7 @@ class LogHandler(LogHandlerBase):
             self._interrupted = True
         elif complete := _COMPLETE.match(text):
             self.end()
-            if not self.settings.stage or self._state.finished < self._state.total:
+            if not self.settings.stage or self._state.done.total() < self._state.jobs.total():
                 self._say(f"full log: {_short(path)}" for path in complete[1].split(", "))
         # Snakemake repeats messages while it shuts down.
         elif text not in ("", "None", self._last) and (level >= logging.WARNING or not _NOISE.match(text)):
@@ -204,7 +201,8 @@ class LogHandler(LogHandlerBase):
         if self._terminal:
             self._paint()
             return
-        now, share = time.monotonic(), self._state.finished / max(self._state.total, 1)
+        now = time.monotonic()
+        share = self._state.done.total() / max(self._state.jobs.total(), 1)
         gap = now - self._spoke
         long = gap >= max(_GAP_S, 0.1 * (now - self._began))
         if long or (gap >= _LEAST_GAP_S and share >= self._shown + _STEP):

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from troll.operations.progress_line.state import State
+from troll.operations.progress_line.state import BASES, State
 from troll.operations.status import last_text
 
 _UNDECIDED = ("not run", "inconclusive")
@@ -20,8 +20,8 @@ def line_of(state: State, stage: str = "", claims: str = "", *, queued: bool = F
     scheduler, so that they may wait instead of running.
     """
     text = f"{stage}: " if stage else ""
-    text += f"{state.finished} of {state.total} jobs"
-    if state.waits_for_training():
+    text += f"{state.done.total()} of {state.jobs.total()} jobs"
+    if state.unfinished("train", *BASES):  # other jobs take seconds
         left = state.left()
         text += ", time left not known yet" if left is None else f", {roughly(left)} left"
     text += f"; {claims}" if claims else ""
