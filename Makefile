@@ -47,7 +47,7 @@ $(VLLM_READY): pyproject.toml envs/constraints-vllm.txt envs/requirements-vllm.t
 results: env ## run the default experiment: models, training, evaluation, tables, figures, page
 	@"$(BIN)/troll" run "$(EXPERIMENT)" --cores "$(CORES)" $(if $(SEEDS),--seeds "$(SEEDS)") $(if $(REPEAT),--repeat)
 
-rehearsal: env ## run a small copy of paper.yaml on random models, and report what would fail; about half an hour
+rehearsal: env ## run a small copy of paper.yaml on random models, and report what would fail
 	@"$(BIN)/troll" rehearse "$(REHEARSED)" --cores "$(CORES)"
 
 test: env ## run the tests; how long each took is in .tests/test.xml

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from forked_snakemake import warm_server
 
 from troll import warm
@@ -95,6 +96,12 @@ def pytest_runtest_makereport(item, call):
 def repository() -> Path:
     """The root of the checkout."""
     return REPOSITORY
+
+
+@pytest.fixture
+def reduced(repository):
+    """The contents of a small experiment file: two tasks, two rules, one seed."""
+    return yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
 
 
 @pytest.fixture(scope="session")

@@ -27,19 +27,26 @@ CLAIM = {
 
 
 @pytest.fixture
-def write(repository, tmp_path, monkeypatch):
+def write(reduced, tmp_path, monkeypatch):
     """Writes the reduced experiment with claims that differ from `CLAIM`; returns its path."""
     monkeypatch.chdir(tmp_path)
 
     def files(*changes):
         claims = [CLAIM | {"id": f"claim{number}"} | change for number, change in enumerate(changes)]
         (tmp_path / "mine.yaml").write_text(yaml.safe_dump(claims))
-        data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
         path = tmp_path / "experiment.yaml"
-        path.write_text(yaml.safe_dump(data | {"claims": ["mine.yaml"]}))
+        path.write_text(yaml.safe_dump(reduced | {"claims": ["mine.yaml"]}))
         return path
 
     return files
+
+
+def contents(path, **changes):
+    return yaml.safe_load(path.read_text()) | changes
+
+
+def read(path, **changes):
+    return parse_experiment(contents(path, **changes), "x")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +77,7 @@ def test_check_reads_the_claims_files(write, change, message):
 )
 def test_a_claim_that_no_run_is_about_is_named(write, change):
     path = write({}, change)
-    experiment = parse_experiment(yaml.safe_load(path.read_text()), "x")
+    experiment = read(path)
     claims = claims_of(experiment)
     assert [claim.id for claim in without_runs(claims, experiment)] == ["claim1"]
     shown = CliRunner().invoke(app, ["check", str(path)]).stdout.splitlines()[-1]
@@ -78,10 +85,7 @@ def test_a_claim_that_no_run_is_about_is_named(write, change):
 
 
 def test_claims_of_the_package_about_other_experiments_are_only_counted(write):
-    path = write({})
-    experiment = parse_experiment(
-        yaml.safe_load(path.read_text()) | {"claims": ["default", "mine.yaml"]}, "x"
-    )
+    experiment = read(write({}), claims=["default", "mine.yaml"])
     claims = claims_of(experiment)
     others = without_runs(claims, experiment)
     (line,) = claims_in_words(claims, experiment).splitlines()
@@ -90,8 +94,7 @@ def test_claims_of_the_package_about_other_experiments_are_only_counted(write):
 
 
 def test_many_claims_are_named_in_part(write):
-    path = write(*[{}] * 10, *[{"trust_region": "soft-wall"}] * 10)
-    experiment = parse_experiment(yaml.safe_load(path.read_text()), "x")
+    experiment = read(write(*[{}] * 10, *[{"trust_region": "soft-wall"}] * 10))
     (line,) = claims_in_words(claims_of(experiment), experiment).splitlines()
     assert "claim6, claim7 and 2 more; without runs here: 10, of your own: claim10, claim11, " in line
     assert line.endswith("claim16, claim17 and 2 more")
@@ -99,8 +102,7 @@ def test_many_claims_are_named_in_part(write):
 
 def test_claims_with_runs_are_none_of_these(write):
     equal = {"baseline": "cl*", "at_equal_kl": True}
-    path = write({}, {"trust_region": "tr*"}, {"baseline": "base"}, {"baseline": 0.5}, equal)
-    experiment = parse_experiment(yaml.safe_load(path.read_text()), "x")
+    experiment = read(write({}, {"trust_region": "tr*"}, {"baseline": "base"}, {"baseline": 0.5}, equal))
     assert claims_in_words(claims_of(experiment), experiment) == (
         "claims about this experiment: claim0, claim1, claim2, claim3, claim4"
     )
@@ -136,7 +138,7 @@ def test_claims_with_runs_are_none_of_these(write):
 )
 def test_what_will_keep_a_claim_from_a_verdict_is_said(write, change, said):
     path = write({}, change)
-    data = yaml.safe_load(path.read_text())
+    data = contents(path)
     data["tasks"]["chains"]["evaluate_on"] = {"aime24": {"samples": 2}}
     path.write_text(yaml.safe_dump(data))
     result = CliRunner().invoke(app, ["check", str(path)])
@@ -162,14 +164,13 @@ def test_what_will_keep_a_claim_from_a_verdict_is_said(write, change, said):
     ],
 )
 def test_a_claim_that_may_be_meant_as_it_is_raises_no_doubt(write, change):
-    experiment = parse_experiment(yaml.safe_load(write({}, change).read_text()), "x")
+    experiment = read(write({}, change))
     assert "\n" not in claims_in_words(claims_of(experiment), experiment)
 
 
 def test_the_packages_own_claims_are_not_doubted(write):
     """Some are about troll-k16, which is not meant to be this experiment's troll."""
-    data = yaml.safe_load(write({}).read_text()) | {"claims": ["default"]}
-    experiment = parse_experiment(data, "x")
+    experiment = read(write({}), claims=["default"])
     assert "\n" not in claims_in_words(claims_of(experiment), experiment)
 
 
@@ -180,7 +181,7 @@ def test_a_wrong_metric_is_found_before_any_run(write):
 
 
 def test_settings_of_a_run_that_clash_name_no_key_that_is_not_there(write):
-    data = yaml.safe_load(write({}).read_text())
+    data = contents(write({}))
     data["conditions"]["stale"]["mini_batches"] = 3
     with pytest.raises(UserError) as error:
         parse_experiment(data, "x.yaml")
@@ -202,14 +203,13 @@ def test_snakemake_refuses_a_broken_claims_file_before_any_job(repository, write
 
 @pytest.mark.parametrize(("rate", "trained"), [(1e-3, []), (2e-3, [2e-3])])
 def test_what_another_attempt_finished_is_the_run_if_its_settings_are(
-    repository, tmp_path, monkeypatch, rate, trained
+    reduced, tmp_path, monkeypatch, rate, trained
 ):
     """The other one may have outlived its workflow, and the experiment file have changed since it began."""
-    data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
 
     def configured(rate):
-        data["conditions"]["stale"]["learning_rate"] = rate
-        experiment = parse_experiment(data, "test")
+        reduced["conditions"]["stale"]["learning_rate"] = rate
+        experiment = parse_experiment(reduced, "test")
         return resolve(experiment, experiment.runs()[0])
 
     begun, rates = threading.Event(), []

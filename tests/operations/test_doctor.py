@@ -15,13 +15,8 @@ from troll.tasks.sandbox.pool import sandbox_available
 
 
 @pytest.fixture
-def data(repository):
-    return yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
-
-
-@pytest.fixture
-def experiment(data):
-    return parse_experiment(data, "x")
+def experiment(reduced):
+    return parse_experiment(reduced, "x")
 
 
 @pytest.fixture
@@ -59,13 +54,13 @@ def test_everything_needed_is_here(experiment, tmp_path):
 
 
 @pytest.mark.usefixtures("asked_anew")
-def test_without_a_sandbox_code_is_skipped_or_the_experiment_cannot_run(data, tmp_path, monkeypatch):
+def test_without_a_sandbox_code_is_skipped_or_the_experiment_cannot_run(reduced, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    both = named(examine(parse_experiment(data, "x"), tmp_path, ask_hub=False), "bubblewrap")
+    both = named(examine(parse_experiment(reduced, "x"), tmp_path, ask_hub=False), "bubblewrap")
     assert (both.state, both.found) == ("note", "not installed; functions will be skipped")
     assert "apt-get install bubblewrap" in both.fix
-    del data["tasks"]["chains"]
-    only = list(examine(parse_experiment(data, "x"), tmp_path, ask_hub=False))
+    del reduced["tasks"]["chains"]
+    only = list(examine(parse_experiment(reduced, "x"), tmp_path, ask_hub=False))
     assert named(only, "bubblewrap").state == "missing"
     assert show(only, "reduced")[-1] == "experiment reduced cannot run here yet: bubblewrap"
 
@@ -217,7 +212,7 @@ def test_with_slurm_the_gpus_are_those_of_its_partitions(monkeypatch, tmp_path, 
     assert fix in finding.fix
 
 
-def test_models_of_a_mirror_need_no_hub_and_their_size_is_counted(data, monkeypatch, tmp_path):
+def test_models_of_a_mirror_need_no_hub_and_their_size_is_counted(reduced, monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "hub_answers", lambda: "no route")
     monkeypatch.setenv("TROLL_MODEL_MIRROR", str(tmp_path))
     needs = Needs(hub_models=("owner/name",))
@@ -227,10 +222,10 @@ def test_models_of_a_mirror_need_no_hub_and_their_size_is_counted(data, monkeypa
     assert doctor._hub(needs).state == "note"
     lacking = doctor._hub(Needs(hub_models=("owner/name",), chat_templates=("owner/chat",)))
     assert lacking.found == "no route; needed for owner/chat"
-    data["models"]["tiny"] = {"hub": {"id": "owner/name", "billions": 2.0}}
-    data["tasks"] = {"gsm8k": {"train": 64, "validation": 8, "test": 8}}
-    data["estimators"] = {"grpo": {"rule": "grpo"}}
-    found = needs_of(parse_experiment(data, "x"))
+    reduced["models"]["tiny"] = {"hub": {"id": "owner/name", "billions": 2.0}}
+    reduced["tasks"] = {"gsm8k": {"train": 64, "validation": 8, "test": 8}}
+    reduced["estimators"] = {"grpo": {"rule": "grpo"}}
+    found = needs_of(parse_experiment(reduced, "x"))
     assert found.hub_models == ("owner/name",)
     assert found.public == ("gsm8k",)
     # Two runs keep 4 bytes for each parameter, the download has 2, a run's checkpoints 12 each.
@@ -255,10 +250,10 @@ def test_a_tracker_that_is_not_installed_stops_the_experiment(monkeypatch):
     )
 
 
-def test_the_exit_status_says_whether_it_can_run(data, tmp_path, troll):
+def test_the_exit_status_says_whether_it_can_run(reduced, tmp_path, troll):
     def run(name, extra):
         path = tmp_path / name
-        path.write_text(yaml.safe_dump(data | extra))
+        path.write_text(yaml.safe_dump(reduced | extra))
         return troll("doctor", path, "--offline", cwd=tmp_path)
 
     good = run("good.yaml", {})

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from troll.analysis.claims.decision import Decision, PairedDifferences, Side, decide
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict
@@ -74,9 +73,8 @@ def test_what_more_seeds_might_decide_comes_by_their_number():
     assert further([never]) == ["more seeds might decide: never (unlikely)"]
 
 
-def test_claims_about_other_experiments_are_left_out(repository):
-    data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
-    experiment = parse_experiment(data, "reduced")
+def test_claims_about_other_experiments_are_left_out(reduced):
+    experiment = parse_experiment(reduced, "reduced")
     about, known = judged("about"), judged("known", CLEAR)
     other = Claim.model_validate(ENTRY | {"id": "o", "direction": "higher", "trust_region": "soft-wall"})
     assert about.verdict == "not run"

@@ -1,5 +1,6 @@
 """`troll check`: the matrix, and times that come from earlier runs only."""
 
+import functools
 import json
 
 import pytest
@@ -13,11 +14,6 @@ from troll.experiment.experiment import resolve
 from troll.experiment.files import parse_experiment
 from troll.operations.hub_context import known_context
 from troll.operations.plan import earlier_runs, estimate, kept_aggregations, plan
-
-
-@pytest.fixture
-def data(repository):
-    return yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
 
 
 def finish(results, experiment, run, wall_s, *, machine=None, jobs=None):
@@ -48,8 +44,8 @@ def time_of(experiment, run, results):
     return estimate(experiment, run, experiment.training_of(run), list(earlier_runs(results)))
 
 
-def test_without_earlier_runs_every_time_is_unknown(data, tmp_path):
-    lines = plan(parse_experiment(data, "x"), tmp_path / "none")
+def test_without_earlier_runs_every_time_is_unknown(reduced, tmp_path):
+    lines = plan(parse_experiment(reduced, "x"), tmp_path / "none")
     assert lines[0].startswith("model  task       trust region  estimator  condition  seeds  steps  time")
     assert [line.split() for line in lines[1:5]] == [
         ["tiny", task, rule, "grpo", "stale", "1", "8", "unknown"]
@@ -62,8 +58,8 @@ def test_without_earlier_runs_every_time_is_unknown(data, tmp_path):
     )
 
 
-def test_times_come_from_the_run_most_like_it(data, tmp_path):
-    experiment = parse_experiment(data, "x")
+def test_times_come_from_the_run_most_like_it(reduced, tmp_path):
+    experiment = parse_experiment(reduced, "x")
     clip, troll = (find(experiment, "chains", rule) for rule in ("clip", "troll"))
     finish(tmp_path, experiment, clip, 20.0)
     assert time_of(experiment, clip, tmp_path) == 20.0
@@ -78,21 +74,21 @@ def test_times_come_from_the_run_most_like_it(data, tmp_path):
     assert lines[-1].endswith("; time of 2 unknown")
 
 
-def test_time_grows_with_rollout_batches_and_nothing_else_is_guessed(data, tmp_path):
-    experiment = parse_experiment(data, "x")
+def test_time_grows_with_rollout_batches_and_nothing_else_is_guessed(reduced, tmp_path):
+    experiment = parse_experiment(reduced, "x")
     clip = find(experiment, "chains", "clip")
     finish(tmp_path, experiment, clip, 20.0)
-    data["training"]["rollout_batches"] = 20
-    assert time_of(parse_experiment(data, "x"), clip, tmp_path) == 200.0
-    data["training"]["max_response_tokens"] = 48
-    assert time_of(parse_experiment(data, "x"), clip, tmp_path) is None
-    data["training"]["max_response_tokens"] = 24
-    data["models"]["tiny"]["width"] = 128
-    assert time_of(parse_experiment(data, "x"), clip, tmp_path) is None
+    reduced["training"]["rollout_batches"] = 20
+    assert time_of(parse_experiment(reduced, "x"), clip, tmp_path) == 200.0
+    reduced["training"]["max_response_tokens"] = 48
+    assert time_of(parse_experiment(reduced, "x"), clip, tmp_path) is None
+    reduced["training"]["max_response_tokens"] = 24
+    reduced["models"]["tiny"]["width"] = 128
+    assert time_of(parse_experiment(reduced, "x"), clip, tmp_path) is None
 
 
-def test_other_machines_and_broken_manifests_do_not_count(data, tmp_path):
-    experiment = parse_experiment(data, "x")
+def test_other_machines_and_broken_manifests_do_not_count(reduced, tmp_path):
+    experiment = parse_experiment(reduced, "x")
     clip, troll = (find(experiment, "chains", rule) for rule in ("clip", "troll"))
     finish(tmp_path, experiment, clip, 20.0, machine="another")
     finish(tmp_path, experiment, troll, 20.0)
@@ -101,13 +97,13 @@ def test_other_machines_and_broken_manifests_do_not_count(data, tmp_path):
     assert not list(earlier_runs(tmp_path))
 
 
-def test_rules_that_keep_their_own_aggregation_are_named(data):
-    data["trust_regions"]["gspo"] = {"rule": "gspo-clip"}
-    assert not kept_aggregations(parse_experiment(data, "x")), "nothing was asked for"
-    data["training"]["aggregation"] = "seq-mean-token-mean"
-    assert not kept_aggregations(parse_experiment(data, "x")), "what it has"
-    data["training"]["aggregation"] = "token-mean"
-    assert kept_aggregations(parse_experiment(data, "x")) == [
+def test_rules_that_keep_their_own_aggregation_are_named(reduced):
+    reduced["trust_regions"]["gspo"] = {"rule": "gspo-clip"}
+    assert not kept_aggregations(parse_experiment(reduced, "x")), "nothing was asked for"
+    reduced["training"]["aggregation"] = "seq-mean-token-mean"
+    assert not kept_aggregations(parse_experiment(reduced, "x")), "what it has"
+    reduced["training"]["aggregation"] = "token-mean"
+    assert kept_aggregations(parse_experiment(reduced, "x")) == [
         "trust_regions.gspo: gspo-clip uses its own aggregation, seq-mean-token-mean, instead of token-mean"
     ]
 
@@ -123,10 +119,10 @@ def test_check_compares_responses_with_the_context_of_a_model_of_the_hub(
     )
     monkeypatch.setenv("TROLL_MODEL_MIRROR", str(tmp_path / "mirror"))
     known_context.cache_clear()
-    data = yaml.safe_load((repository / "workflow/config/paper-one-gpu.yaml").read_text())
-    data["models"] = {"small": {"hub": {"id": "us/small"}}}
-    data["tasks"]["gsm8k"]["training"] = {"max_prompt_tokens": 64, "max_response_tokens": 128}
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump(data))
+    one_gpu = yaml.safe_load((repository / "workflow/config/paper-one-gpu.yaml").read_text())
+    one_gpu["models"] = {"small": {"hub": {"id": "us/small"}}}
+    one_gpu["tasks"]["gsm8k"]["training"] = {"max_prompt_tokens": 64, "max_response_tokens": 128}
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(one_gpu))
     result = CliRunner().invoke(app, ["check", str(tmp_path / "small.yaml"), "--names"])
     known_context.cache_clear()
     assert (result.exit_code == 0) is fits
@@ -137,63 +133,51 @@ def test_check_compares_responses_with_the_context_of_a_model_of_the_hub(
         assert said in str(result.exception) and isinstance(result.exception, UserError)
 
 
-def _without(*keys):
-    def change(manifest):
-        *parents, last = keys
-        for key in parents:
-            manifest = manifest[key]
-        del manifest[last]
-
-    return change
-
-
-def _with(value, *keys):
-    def change(manifest):
-        *parents, last = keys
-        for key in parents:
-            manifest = manifest[key]
-        manifest[last] = value
-
-    return change
+MISSING = object()
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("key", "value"),
     [
-        _with("tiny", "config", "model"),
-        _with([], "config", "training"),
-        _with(0, "config", "training", "rollout_batches"),
-        _with(-4, "config", "training", "rollout_batches"),
-        _with("4", "config", "training", "rollout_batches"),
-        _with(None, "config"),
-        _with(3, "config", "task"),
-        _with(3, "hardware"),
-        _with(3, "hardware", "gpus"),
-        _with("20", "wall_s"),
-        _with(-1.0, "wall_s"),
-        _with(float("nan"), "wall_s"),
-        _with(float("inf"), "wall_s"),
-        _with(10**400, "wall_s"),
-        _without("run_id"),
-        _without("config", "estimator"),
+        ("config model", "tiny"),
+        ("config training", []),
+        ("config training rollout_batches", 0),
+        ("config training rollout_batches", -4),
+        ("config training rollout_batches", "4"),
+        ("config", None),
+        ("config task", 3),
+        ("hardware", 3),
+        ("hardware gpus", 3),
+        ("wall_s", "20"),
+        ("wall_s", -1.0),
+        ("wall_s", float("nan")),
+        ("wall_s", float("inf")),
+        ("wall_s", 10**400),
+        ("run_id", MISSING),
+        ("config estimator", MISSING),
     ],
 )
-def test_a_damaged_manifest_tells_no_time_and_stops_nothing(data, tmp_path, change):
-    experiment = parse_experiment(data, "x")
+def test_a_damaged_manifest_tells_no_time_and_stops_nothing(reduced, tmp_path, key, value):
+    experiment = parse_experiment(reduced, "x")
     clip, troll = (find(experiment, "chains", rule) for rule in ("clip", "troll"))
     finish(tmp_path, experiment, clip, 20.0)
     finish(tmp_path, experiment, troll, 30.0)
     path = tmp_path / "reduced/runs" / troll.run_id / "manifest.json"
     manifest = json.loads(path.read_text())
-    change(manifest)
+    *parents, last = key.split()
+    block = functools.reduce(dict.__getitem__, parents, manifest)
+    if value is MISSING:
+        del block[last]
+    else:
+        block[last] = value
     path.write_text(json.dumps(manifest))
     assert [seen.run_id for seen in earlier_runs(tmp_path)] == [clip.run_id]
     assert "about 0:20" in plan(experiment, tmp_path)[1]
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{", "3", "", '{"wall_s": ' + "1" * 5000 + "}"])
-def test_a_manifest_that_is_no_object_tells_no_time_and_stops_nothing(data, tmp_path, text):
-    experiment = parse_experiment(data, "x")
+def test_a_manifest_that_is_no_object_tells_no_time_and_stops_nothing(reduced, tmp_path, text):
+    experiment = parse_experiment(reduced, "x")
     clip = find(experiment, "chains", "clip")
     finish(tmp_path, experiment, clip, 20.0)
     (tmp_path / "reduced/runs" / clip.run_id / "manifest.json").write_text(text)
@@ -204,8 +188,8 @@ def test_a_manifest_that_is_no_object_tells_no_time_and_stops_nothing(data, tmp_
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"s": null}', '{"s": []}', '{"s": NaN}', "[3]", '{"s": "-"}']
 )
-def test_a_damaged_time_of_a_job_is_as_one_that_is_not_there(data, tmp_path, text):
-    experiment = parse_experiment(data, "x")
+def test_a_damaged_time_of_a_job_is_as_one_that_is_not_there(reduced, tmp_path, text):
+    experiment = parse_experiment(reduced, "x")
     clip = find(experiment, "chains", "clip")
     finish(tmp_path, experiment, clip, 20.0, jobs={"train": 35.0, "sample": 4.0, "grade": 1.0})
     assert time_of(experiment, clip, tmp_path) == 40.0
@@ -213,11 +197,11 @@ def test_a_damaged_time_of_a_job_is_as_one_that_is_not_there(data, tmp_path, tex
     assert time_of(experiment, clip, tmp_path) == 20.0
 
 
-def test_a_large_matrix_is_shown_by_group(data, tmp_path):
-    regions = {f"clip{n}": data["trust_regions"]["clip"] for n in range(50)}
+def test_a_large_matrix_is_shown_by_group(reduced, tmp_path):
+    regions = {f"clip{n}": reduced["trust_regions"]["clip"] for n in range(50)}
     first, rest = [*regions][:10], [*regions][10:]
     blocks = [{"group": "mine", "trust_regions": first}, {"group": "rest", "trust_regions": rest}]
-    many = parse_experiment(data | {"trust_regions": regions, "matrix": blocks, "seeds": [0, 1, 2]}, "x")
+    many = parse_experiment(reduced | {"trust_regions": regions, "matrix": blocks, "seeds": [0, 1, 2]}, "x")
     tasks = len(many.tasks)
     lines = plan(many, tmp_path)
     rows = [line.split() for line in lines[1:4]]

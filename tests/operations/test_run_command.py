@@ -1,6 +1,5 @@
 """How `troll run` starts Snakemake, without its work."""
 
-import importlib.util
 import os
 import re
 import shutil
@@ -19,18 +18,16 @@ from troll.common.files import read_json
 from troll.common.processor import available_cores
 from troll.experiment.files import read_experiment
 from troll.operations import first_look
+from troll.operations import run as program
 
 
 @pytest.fixture
 def run(repository, tmp_path, monkeypatch):
     """The program in a directory of its own; what it would start is in ``asked``, by the name of the part."""
-    spec = importlib.util.spec_from_file_location("run", repository / "troll/operations/run.py")
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
     monkeypatch.chdir(tmp_path)
     shutil.copy(repository / "workflow/config/testbed.yaml", "testbed.yaml")
     Path("Snakefile").touch()
-    program.asked = []
+    monkeypatch.setattr(program, "asked", [], raising=False)
     monkeypatch.setattr(program.os, "execv", lambda _, arguments: program.asked.append(arguments[-1]))
     return program
 
@@ -99,10 +96,7 @@ def test_what_stands_where_in_the_command(monkeypatch, words, called):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_first_look_and_is_not_swallowed_after_it(repository, monkeypatch, number):
-    spec = importlib.util.spec_from_file_location("run", repository / "troll/operations/run.py")
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
+def test_a_signal_ends_the_first_look_and_is_not_swallowed_after_it(monkeypatch, number):
     before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     deaf = "import os, signal; signal.signal({0}, lambda *_: None); os.kill(os.getppid(), {0}); "
     deaf += "[signal.sigtimedwait([], 0.05) for _ in range(4)]"
@@ -113,10 +107,7 @@ def test_a_signal_ends_the_first_look_and_is_not_swallowed_after_it(repository, 
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_a_request_to_end_is_handed_on_to_snakemake(repository, monkeypatch):
-    spec = importlib.util.spec_from_file_location("run", repository / "troll/operations/run.py")
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
+def test_a_request_to_end_is_handed_on_to_snakemake(monkeypatch):
     asks = (
         "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [15]); os.kill(os.getppid(), 15); "
     )

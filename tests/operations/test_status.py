@@ -203,10 +203,9 @@ def test_a_wrong_list_of_seeds_is_one_line(seeds, repository, tmp_path, troll):
     assert result.stderr == expected
 
 
-def test_reading_lightly_refuses_wrong_keys_too(repository, tmp_path):
-    data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
-    assert parse_experiment(data, "x") == read_experiment(repository / "tests/workflow/reduced.yaml")
-    (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(data | {"sseeds": [0]}))
+def test_reading_lightly_refuses_wrong_keys_too(reduced, repository, tmp_path):
+    assert parse_experiment(reduced, "x") == read_experiment(repository / "tests/workflow/reduced.yaml")
+    (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(reduced | {"sseeds": [0]}))
     with pytest.raises(Exception, match=r"unknown key 'sseeds'.*did you mean 'seeds'"):
         read_experiment(tmp_path / "wrong.yaml")
 
@@ -227,19 +226,19 @@ def test_reading_lightly_refuses_wrong_keys_too(repository, tmp_path):
         ({"matrix": []}, "matrix: is empty"),
     ],
 )
-def test_what_keeps_runs_from_being_listed_is_one_line(change, message, repository, tmp_path, troll):
-    data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
-    (tmp_path / "e.yaml").write_text(yaml.safe_dump(data | change))
+def test_what_keeps_runs_from_being_listed_is_one_line(change, message, reduced, tmp_path, troll):
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(reduced | change))
     result = troll("status", tmp_path / "e.yaml")
     assert result.returncode == 1 and not result.stdout
     assert result.stderr.startswith(f"error: {tmp_path}/e.yaml: {message}")
     assert result.stderr.count("\n") == 1
 
 
-def test_groups_are_shown_alone(repository, tmp_path):
-    data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
-    blocks = [{"group": "mine", "trust_regions": ["troll"]}, {"group": "rest", "trust_regions": ["clip"]}]
-    grouped = parse_experiment(data | {"matrix": blocks}, "x")
+BLOCKS = [{"group": "mine", "trust_regions": ["troll"]}, {"group": "rest", "trust_regions": ["clip"]}]
+
+
+def test_groups_are_shown_alone(reduced, tmp_path):
+    grouped = parse_experiment(reduced | {"matrix": BLOCKS}, "x")
     assert {status.name for status in status_of(grouped, tmp_path, ["mine"]) if status.steps} == {
         "tiny/chains/troll/grpo/stale/seed0",
         "tiny/functions/troll/grpo/stale/seed0",
@@ -405,10 +404,8 @@ def test_a_queue_that_does_not_answer_is_said(squeue):
     )
 
 
-def test_thousands_of_runs_are_a_table_and_the_runs_that_need_attention(repository, results):
-    data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
-    blocks = [{"group": "mine", "trust_regions": ["troll"]}, {"group": "rest", "trust_regions": ["clip"]}]
-    many = parse_experiment(data | {"matrix": blocks, "seeds": [*range(2000)]}, "x")
+def test_thousands_of_runs_are_a_table_and_the_runs_that_need_attention(reduced, results):
+    many = parse_experiment(reduced | {"matrix": BLOCKS, "seeds": [*range(2000)]}, "x")
     statuses = [
         RunStatus(run.run_id, "missing", 0, 8)
         if run.seed >= 12

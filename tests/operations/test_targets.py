@@ -14,7 +14,7 @@ from troll.experiment.run_config import RunConfig, SamplingConfig, SuitesConfig
 from troll.operations import targets as module
 from troll.operations.doctor import VLLM_ENVIRONMENT
 from troll.operations.groups import Group, groups_of
-from troll.operations.parameters import Parameters, Requests
+from troll.operations.parameters import Parameters, environment_of
 from troll.operations.places import one_of, places_of, task_of, verbatim
 from troll.operations.public_data import PublicWork, skipped_parts
 from troll.operations.targets import Targets
@@ -35,13 +35,12 @@ ROOT = "results/reduced"
 
 
 @pytest.fixture
-def targets(repository, monkeypatch, tmp_path):
+def targets(reduced, monkeypatch, tmp_path):
     """Of the reduced experiment with other keys, in a directory without results."""
-    data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
     monkeypatch.chdir(tmp_path)
 
     def make(skipped=(), **keys):
-        return Targets(parse_experiment(data | keys, "x.yaml"), dict(skipped))
+        return Targets(parse_experiment(reduced | keys, "x.yaml"), dict(skipped))
 
     return make
 
@@ -141,12 +140,15 @@ def test_tables_figures_and_measurements_follow_from_what_is_asked(targets):
     assert asked.base_of("chains") == f"{ROOT}/base/tiny/chains"
 
 
-def test_claims_with_braces_in_their_path_are_known_by_their_digests(targets):
+def test_claims_are_known_by_their_digests_and_may_have_braces_in_their_path(targets):
     Path("{mine}").mkdir()
     for path in ("{mine}/claims.yaml", "plain.yaml"):
         Path(path).write_text("[]\n")
     found = targets(claims=["{mine}/claims.yaml", "plain.yaml"])
-    assert found.claims_inputs == ["plain.yaml"] and len(found.claims_digests) == 1
+    before = found.claims_digests
+    assert len(before) == 2
+    Path("{mine}/claims.yaml").write_text("[]")
+    assert found.claims_digests[0] != before[0] and found.claims_digests[1] == before[1]
     assert found.claims_arguments({}) == ["'{mine}/claims.yaml'", "plain.yaml"]
     assert found.claims_options({})[1] == "--ledger plain.yaml"
     assert "--ledger plain.yaml" in found.collect_options({})
@@ -244,19 +246,20 @@ def test_parameters_are_those_of_the_place(targets):
 
 
 def test_what_jobs_ask_for_follows_model_and_gpus(targets, repository):
-    requests = Requests(targets())
-    assert (requests.training.threads(RUN), requests.training.gpus(RUN)) == (1, 0)
-    assert requests.training.memory_mb(RUN, 2) > requests.training.memory_mb(RUN, 1)
-    assert requests.sampling.gpus(PLACE) == requests.sampling.gpus(BASE) == 0
+    asked = Parameters(targets())
+    first = asked.training_request(RUN)
+    assert (first.threads, first.gpus) == (1, 0)
+    assert asked.training_request(RUN, 2).memory_mb > first.memory_mb
+    assert asked.sampling_request(PLACE).gpus == asked.sampling_request(BASE).gpus == 0
     hub = yaml.safe_load((repository / "tests/workflow/hub.yaml").read_text())
     hub["training"] = hub["training"] | {"gpus": 2}
     found = Targets(parse_experiment(hub, "x"))
     run = found.runs[0]
     wildcards = vars(run) | {"seed": str(run.seed)}
-    asked = Requests(found)
-    assert asked.training.gpus(wildcards) == 2
-    assert asked.sampling.gpus({"checkpoint_dir": f"runs/{run.run_id}"}) == 1
-    assert asked.making.minutes(wildcards) > 0 and asked.training.minutes(wildcards) == 1440
+    asked = Parameters(found)
+    training = asked.training_request(wildcards)
+    assert (training.gpus, training.minutes) == (2, 1440) and asked.base_request(wildcards).minutes > 0
+    assert asked.sampling_request({"checkpoint_dir": f"runs/{run.run_id}"}).gpus == 1
     assert found.pretrained == [run.model] and found.scratch == [] and found.budgeted
 
 
@@ -267,19 +270,16 @@ def test_a_model_of_the_hub_has_a_budget_unless_it_is_known_to_be_small(reposito
     assert Targets(parse_experiment(experiment, "x")).budgeted == budgeted
 
 
-def test_vllm_runs_beside_where_it_is_there_and_nothing_else_is_deployed(targets, monkeypatch):
+def test_vllm_runs_in_its_own_environment_if_that_exists_and_nothing_else_is_deployed(targets):
     found = targets()
-    assert Requests(found).training_environment.program == "troll"
-    found = targets()
-    monkeypatch.setitem(vars(found), "trains_with_vllm", True)
-    place = Requests(found).training_environment
-    assert (place.environment, place.program) == ("../../envs/vllm.yaml", "troll")
+    assert not found.trains_with_vllm and not found.samples_with_vllm
+    assert environment_of(False) == ("../../envs/train.yaml", "troll")
+    assert environment_of(True) == ("../../envs/vllm.yaml", "troll")
     program = Path(VLLM_ENVIRONMENT, "bin/troll")
     program.parent.mkdir(parents=True)
     program.touch()
-    assert Requests(found).training_environment.program == str(program)
-    assert Requests(found, deployed=True).training_environment.program == "troll"
-    assert Requests(found).sampling_environment.environment == "../../envs/train.yaml"
+    assert environment_of(True)[1] == str(program)
+    assert environment_of(True, deployed=True)[1] == environment_of(False)[1] == "troll"
 
 
 def test_public_data_is_left_out_with_a_reason_or_planned(targets, repository, monkeypatch):

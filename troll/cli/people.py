@@ -239,11 +239,11 @@ def status(
 
     def lines() -> list[str]:
         found, queue = status_of(planned, results, only or []), read_queue()
-        said = show(with_queue(found, queue), planned.experiment, planned.groups(), every=runs)
+        shown = show(with_queue(found, queue), planned.experiment, planned.groups(), every=runs)
         left = time_left(planned, results, found)
         if left is not None and left.runs:
-            said[0] += f"; about {clock(left.total_s)} of training left, one run after the other"
-        return [*said, *queue.problems]
+            shown[0] += f"; about {clock(left.total_s)} of training left, one run after the other"
+        return [*shown, *queue.problems]
 
     if not (watch and sys.stdout.isatty()):
         typer.echo("\n".join(lines()))

@@ -1,8 +1,9 @@
 """The git commit of the source, which runs and problem reports record."""
 
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+
+from troll.common.programs import output_of
 
 _ROOT = Path(__file__).resolve().parents[2]
 DIRTY = "-dirty"
@@ -33,9 +34,4 @@ def _git(root: Path, *arguments: str) -> str | None:
     """Returns the output of a git command; None if it fails or `root` is not a checkout."""
     if not (root / ".git").exists():
         return None
-    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return ended.stdout.strip()
+    return output_of("git", "--no-optional-locks", "-C", str(root), *arguments)

@@ -2,12 +2,11 @@
 
 import fcntl
 import os
-import subprocess
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from troll.common.errors import UserError
+from troll.common.programs import output_of
 from troll.common.progress import say
 
 ALLOW_CPU = "TROLL_ALLOW_CPU"
@@ -61,11 +60,7 @@ def visible_gpus() -> list[str]:
     if (given := os.environ.get(_VISIBLE)) is not None:
         names = [name.strip() for name in given.split(",") if name.strip()]
         return names[: names.index("-1")] if "-1" in names else names  # CUDA ignores what follows
-    with suppress(OSError, subprocess.SubprocessError):
-        command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-        return told.stdout.split()
-    return []
+    return (output_of("nvidia-smi", "--query-gpu=index", "--format=csv,noheader") or "").split()
 
 
 def _take(asked: int) -> None:

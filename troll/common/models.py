@@ -54,8 +54,8 @@ def precision_beside(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint.parent / MANIFEST
     if checkpoint.name != CHECKPOINT or not path.is_file():
         return {}
-    said = read_json(path)
-    return {PRECISION: said[PRECISION]} if isinstance(said, dict) and said.get(PRECISION) else {}
+    recorded = read_json(path)
+    return {PRECISION: recorded[PRECISION]} if isinstance(recorded, dict) and recorded.get(PRECISION) else {}
 
 
 def in_bfloat16(precision: Mapping[str, Any]) -> bool:

@@ -58,12 +58,12 @@ def adopt(name: str, root: Path = RESULTS) -> str:
         else:
             _copy_experiment(local, released, fresh)
         if (fresh / PLAN).exists() or (fresh / _BOARD).exists():
-            told = _check(fresh, released.parent)
+            summary = _check(fresh, released.parent)
         else:
             count = len(_run_ids(fresh))
-            told = f"{count} finished runs and base models of an unfinished experiment, without tables"
+            summary = f"{count} finished runs and base models of an unfinished experiment, without tables"
         _replace(released, fresh)
-    return f"{released}: {told}; to publish it, commit it after `make readme` and `make check-results`"
+    return f"{released}: {summary}; to publish it, commit it after `make readme` and `make check-results`"
 
 
 def _check_committed(released: Path) -> None:

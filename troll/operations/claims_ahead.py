@@ -69,13 +69,13 @@ def claims_in_words(claims: Sequence[Claim], experiment: Experiment) -> str:
     Claims without runs are named if they are the user's own, as they may be mistakes, and only counted if
     they come with the package.
     """
-    lacking = {claim.id for claim in without_runs(claims, experiment)}
-    having = [claim.id for claim in claims if claim.id not in lacking]
-    line = f"claims about this experiment: {_some(having) or 'none'}"
-    if lacking:
-        lacking_own = [name for name in _own(experiment) if name in lacking]
-        line += f"; without runs here: {len(lacking)}" + (
-            f", of your own: {_some(lacking_own)}" if lacking_own else ""
+    missing = {claim.id for claim in without_runs(claims, experiment)}
+    present = [claim.id for claim in claims if claim.id not in missing]
+    line = f"claims about this experiment: {_some(present) or 'none'}"
+    if missing:
+        missing_own = [name for name in _own(experiment) if name in missing]
+        line += f"; without runs here: {len(missing)}" + (
+            f", of your own: {_some(missing_own)}" if missing_own else ""
         )
     return "\n".join([line, *_doubts(claims, experiment)])
 

@@ -18,7 +18,7 @@ from troll.common.processor import available_cores
 from troll.experiment.experiment import Experiment
 from troll.experiment.gpu_memory import never_fits
 from troll.experiment.model_settings import Wheel
-from troll.experiment.resources import training_request
+from troll.experiment.resources import COST, training_request
 from troll.operations.gpu_fit import known_card, settings_of, tight
 from troll.operations.hub_context import wheel_state
 from troll.operations.rehearsal.report import last_rehearsal
@@ -31,8 +31,6 @@ VLLM_ENVIRONMENT = ".venv-vllm"
 
 GIB = 2**30
 
-# mem_mb of the workflow's rules `train` and `cost`.
-_MEMORY_GIB = {"runs": 2000 / 1024, "cost": 6000 / 1024}
 # Bytes per parameter while a run trains: two checkpoints, each with weights and AdamW's two moments.
 _CHECKPOINT_BYTES = 2 * 3 * 4
 _WEIGHT_BYTES = 4
@@ -81,10 +79,11 @@ def needs_of(experiment: Experiment) -> Needs:
     trainings = [experiment.training_of(run) for run in runs]
     gpus = max(training.gpus for training in trainings)
     small = not gpus and all(source.billions and source.billions <= _SMALL_BILLIONS for source in sources)
-    jobs = [training_request(source, 0).memory_mb / 1024 for source in sources if small]
+    jobs = [training_request(source, 0) for source in sources if small]
     largest = max((parameters(m.layers, m.width, m.vocabulary) for m in scratch), default=0)
     disk = len(runs) * (_LOG_BYTES + _WEIGHT_BYTES * largest) + _CHECKPOINT_BYTES * largest
-    memory = [_MEMORY_GIB["runs"], *jobs] + ([_MEMORY_GIB["cost"]] if experiment.cost else [])
+    jobs += [training_request(None, 0)] if scratch else []
+    jobs += [COST] if jobs and experiment.cost else []
     return Needs(
         code=code,
         math=tuple(task for task in tasks if task not in code),
@@ -93,7 +92,7 @@ def needs_of(experiment: Experiment) -> Needs:
         chat_templates=tuple(hub.chat_template_of for hub in hubs if hub.chat_template_of),
         wheels=tuple(m.wheel for m in models if m.wheel is not None),
         on_processors=bool(sources) and small,
-        memory_gib=max(memory) if scratch or jobs else 0.0,
+        memory_gib=max((job.memory_mb for job in jobs), default=0) / 1024,
         disk_gib=(disk + 1e9 * disk_gb(experiment)) / GIB,
         gpus=gpus,
         tracking=experiment.tracking,
@@ -286,9 +285,9 @@ def _mirror(needs: Needs) -> Finding | None:
     whole = {
         name for name in files if (root / name).exists() and (root / name).stat().st_size == sizes[name].bytes
     }
-    if lacking := sorted(files - whole):
+    if incomplete := sorted(files - whole):
         fix = f"copy them again, or unset {VARIABLE} to use the hub"
-        return Finding("mirror", "missing", f"{root}: missing or truncated: {', '.join(lacking)}", fix)
+        return Finding("mirror", "missing", f"{root}: missing or truncated: {', '.join(incomplete)}", fix)
     words = f"{root}" + (f" has {', '.join(held)}" if held else "")
     return Finding("mirror", "ok", words + (f"; needed from the hub: {', '.join(absent)}" if absent else ""))
 

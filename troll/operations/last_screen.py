@@ -68,17 +68,17 @@ def further(judged: Sequence[ClaimVerdict]) -> list[str]:
     if not open_:
         return []
     ordered = sorted(open_, key=lambda entry: (entry.decision.seeds is None, entry.decision.seeds or 0))
-    told = [_needs(entry) for entry in ordered[:_NAMED]]
+    needs = [_needs(entry) for entry in ordered[:_NAMED]]
     more = len(ordered) - _NAMED
-    told += [f"{more} more on the page"] if more > 0 else []
-    return [f"more seeds might decide: {', '.join(told)}"]
+    needs += [f"{more} more on the page"] if more > 0 else []
+    return [f"more seeds might decide: {', '.join(needs)}"]
 
 
 def _needs(entry: ClaimVerdict) -> str:
     if entry.decision.seeds is None:
         return f"{entry.claim.id} (unlikely)"
-    lacking = max(entry.decision.seeds - min(setting.seeds for setting in entry.decision.settings), 1)
-    return f"{entry.claim.id} (about {lacking} more seed{'' if lacking == 1 else 's'} per setting)"
+    missing = max(entry.decision.seeds - min(setting.seeds for setting in entry.decision.settings), 1)
+    return f"{entry.claim.id} (about {missing} more seed{'' if missing == 1 else 's'} per setting)"
 
 
 def verdicts(experiment: Experiment, root: Path) -> list[ClaimVerdict]:

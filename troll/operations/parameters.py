@@ -39,7 +39,7 @@ def settings_file(kind: str, settings: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Parameters:
-    """The parameters of an experiment's jobs, each as a function of Snakemake's wildcards."""
+    """The parameters and resources of an experiment's jobs, each as a function of Snakemake's wildcards."""
 
     targets: Targets
 
@@ -121,28 +121,26 @@ class Parameters:
         cost = self.targets.experiment.cost
         return [f"--{key} {value}" for key, value in cost.step] if cost and cost.step else []
 
+    def training_request(self, wildcards: Wildcards, attempt: int = 1) -> Request:
+        """Resources of a training job."""
+        model = self.targets.experiment.models[wildcards["model"]].pretrained
+        gpus = self.targets.gpus_by_place[f"runs/{run_id(wildcards)}"]
+        return training_request(model, gpus, attempt)
 
-@dataclass(frozen=True, eq=False)
-class JobResources:
-    """The resources of one workflow rule's jobs, one function for each of Snakemake's resources."""
+    def base_request(self, wildcards: Wildcards, attempt: int = 1) -> Request:
+        """Resources of a job that makes a base model from a pretrained one."""
+        model = self.targets.experiment.models[wildcards["model"]]
+        gpus = self.targets.gpus_by_place[place_of_base(wildcards["model"], wildcards["task"])]
+        return base_request(model.pretrained, model.supervised_steps, gpus, attempt)
 
-    request: Callable[[Wildcards, int], Request]
-
-    def threads(self, wildcards: Wildcards) -> int:
-        """CPU cores."""
-        return self.request(wildcards, 1).threads
-
-    def gpus(self, wildcards: Wildcards) -> int:
-        """GPUs, all on one node."""
-        return self.request(wildcards, 1).gpus
-
-    def memory_mb(self, wildcards: Wildcards, attempt: int) -> int:
-        """Main memory; it grows with each attempt."""
-        return self.request(wildcards, attempt).memory_mb
-
-    def minutes(self, wildcards: Wildcards) -> int:
-        """Time limit."""
-        return self.request(wildcards, 1).minutes
+    def sampling_request(self, wildcards: Wildcards, attempt: int = 1) -> Request:
+        """Resources of a job that samples from a run or base model."""
+        place = wildcards["checkpoint_dir"]
+        model = self.targets.experiment.models[place.split("/")[1]].pretrained
+        # A pretrained model that trains on GPUs is sampled on one, or on as many as vLLM splits it across.
+        split = self.targets.experiment.evaluation.engine_options.get("tensor_parallel_size", 1)
+        gpus = split if model and self.targets.gpus_by_place[place] else 0
+        return sampling_request(model, gpus, attempt)
 
 
 def growing(memory_mb: int) -> Callable[[Wildcards, int], int]:
@@ -154,71 +152,14 @@ def growing(memory_mb: int) -> Callable[[Wildcards, int], int]:
     return memory
 
 
-@dataclass(frozen=True)
-class Environment:
-    """The environment that jobs of one kind run in."""
+def environment_of(with_vllm: bool, *, deployed: bool = False) -> tuple[str, str]:
+    """Returns conda's environment file, relative to the rules, and the `troll` command of jobs.
 
-    environment: str  # conda environment file, relative to the rules
-    program: str  # the `troll` command in that environment
-
-
-@dataclass(frozen=True, eq=False)
-class Requests:
-    """The resources and environments of an experiment's jobs."""
-
-    targets: Targets
-    deployed: bool = False  # whether Snakemake provides the software of jobs, by conda or containers
-
-    @property
-    def training(self) -> JobResources:
-        """Resources of training jobs."""
-        return JobResources(self._training)
-
-    @property
-    def making(self) -> JobResources:
-        """Resources of jobs that make base models from pretrained ones."""
-        return JobResources(self._making)
-
-    @property
-    def sampling(self) -> JobResources:
-        """Resources of jobs that sample from a run or base model."""
-        return JobResources(self._sampling)
-
-    def _training(self, wildcards: Wildcards, attempt: int) -> Request:
-        model = self.targets.experiment.models[wildcards["model"]].pretrained
-        gpus = self.targets.gpus_by_place[f"runs/{run_id(wildcards)}"]
-        return training_request(model, gpus, attempt)
-
-    def _making(self, wildcards: Wildcards, attempt: int) -> Request:
-        model = self.targets.experiment.models[wildcards["model"]]
-        gpus = self.targets.gpus_by_place[place_of_base(wildcards["model"], wildcards["task"])]
-        return base_request(model.pretrained, model.supervised_steps, gpus, attempt)
-
-    def _sampling(self, wildcards: Wildcards, attempt: int) -> Request:
-        place = wildcards["checkpoint_dir"]
-        model = self.targets.experiment.models[place.split("/")[1]].pretrained
-        # A pretrained model that trains on GPUs is sampled on one, or on as many as vLLM splits it across.
-        split = self.targets.experiment.evaluation.engine_options.get("tensor_parallel_size", 1)
-        gpus = split if model and self.targets.gpus_by_place[place] else 0
-        return sampling_request(model, gpus, attempt)
-
-    @property
-    def training_environment(self) -> Environment:
-        """The environment in which runs are trained."""
-        return self._place(self.targets.trains_with_vllm)
-
-    @property
-    def sampling_environment(self) -> Environment:
-        """The environment in which models are sampled."""
-        return self._place(self.targets.experiment.evaluation.engine == "vllm")
-
-    def _place(self, with_vllm: bool) -> Environment:
-        """Returns the environment of jobs that use vLLM, or of jobs that do not.
-
-        vLLM pins other versions of some packages, so jobs that use it run in an environment of their own.
-        """
-        if not with_vllm:
-            return Environment("../../envs/train.yaml", "troll")
-        beside = Path(VLLM_ENVIRONMENT, "bin", "troll")
-        own = beside.exists() and not self.deployed
-        return Environment("../../envs/vllm.yaml", quote(str(beside)) if own else "troll")
+    vLLM pins other versions of some packages, so jobs that use it run in an environment of their own.
+    ``deployed`` tells whether Snakemake provides the software of jobs, by conda or containers.
+    """
+    if not with_vllm:
+        return "../../envs/train.yaml", "troll"
+    program = Path(VLLM_ENVIRONMENT, "bin", "troll")
+    here = program.exists() and not deployed
+    return "../../envs/vllm.yaml", quote(str(program)) if here else "troll"

@@ -167,17 +167,7 @@ def plan(experiment: Experiment, results: Path) -> list[str]:
         lines = _table(("group", "combinations", "runs", "steps of a run"), _by_group(experiment))
         lines += ["", "every run: --names"]
     else:
-        header = (
-            "model",
-            "task",
-            "trust region",
-            "estimator",
-            "condition",
-            "seeds",
-            "steps",
-            "time of a run",
-        )
-        lines = [*_table(header, rows.values()), ""]
+        lines = [*_table(_HEADER, rows.values()), ""]
     count, bases = sum(map(len, combinations.values())), experiment.bases()
     total = f"{count} runs from {len(bases)} base model{'s' if len(bases) != 1 else ''}"
     if unknown == count:

@@ -96,9 +96,9 @@ def rule_problems(protocol: Protocol, name: str) -> Iterator[str]:
         try:
             TRUST_REGIONS.complete(rule.rule, {**rule.settings, **trial.settings})
         except UserError as error:
-            said = str(error).removeprefix("trust region: ")
-            of_settings = said.removeprefix(f"trust region {rule.rule!r}: ")
-            yield f"{'rule' if of_settings == said else 'space' if rule.space else 'settings'}: {of_settings}"
+            text = str(error).removeprefix("trust region: ")
+            of_settings = text.removeprefix(f"trust region {rule.rule!r}: ")
+            yield f"{'rule' if of_settings == text else 'space' if rule.space else 'settings'}: {of_settings}"
             return
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from troll.common.errors import UserError
 from troll.common.hub import MIRROR
 from troll.common.processor import available_cores
+from troll.common.progress import say
 from troll.experiment.directories import RELEASED, RESULTS
 from troll.experiment.files import read_configuration, read_experiment
 from troll.operations import first_look
@@ -171,8 +172,3 @@ def snakemake(arguments: list[str], handle: int, variables: Mapping[str, str]) -
         sys.exit(128 + asked[0])
     if status:
         sys.exit(status if status > 0 else 128 - status)
-
-
-def say(line: str) -> None:
-    """Prints a line to stderr, as Snakemake does."""
-    print(line, file=sys.stderr, flush=True)

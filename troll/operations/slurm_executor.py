@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from snakemake_executor_plugin_slurm import Executor as SlurmExecutor
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
+from troll.common.programs import output_of
 from troll.operations.status import last_text
 
 _ASK_EVERY_S = 10
@@ -104,12 +105,8 @@ class Executor(SlurmExecutor):
     def _listed(self) -> set[str] | None:
         """Asks which of this workflow's jobs SLURM still lists, ended ones too; None without an answer."""
         command = ["squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i"]
-        command += ["--name", self.run_uuid]
-        try:
-            told = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return set(told.stdout.split())
+        listed = output_of(*command, "--name", self.run_uuid)
+        return None if listed is None else set(listed.split())
 
     def _forgotten(self, job_info: Any) -> bool:
         """Reports a job that SLURM does not list, by what it left; False while its files may yet appear.

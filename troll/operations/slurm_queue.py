@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from troll.common.programs import output_of
 from troll.experiment.experiment import BASE
 
 _FIELDS = (
@@ -63,16 +64,16 @@ def read_queue() -> Queue:
     """Asks SLURM for the jobs of this user that were submitted from this directory; empty without SLURM."""
     command = ["squeue", "--me", "--noheader", f"--format={_FIELDS}"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except FileNotFoundError:
         return Queue()
     except (OSError, subprocess.TimeoutExpired) as error:
         return _unknown(str(error))
-    if told.returncode:
-        words = (told.stderr.strip() or f"exit status {told.returncode}").splitlines()[-1]
+    if listed.returncode:
+        words = (listed.stderr.strip() or f"exit status {listed.returncode}").splitlines()[-1]
         return _unknown(words)
     here, jobs = Path.cwd().resolve(), {}
-    for line in told.stdout.splitlines():
+    for line in listed.stdout.splitlines():
         number, state, reason, directory, comment = line.split("|", 4)
         if Path(directory).resolve() == here:
             jobs[comment] = QueuedJob(number, state, reason)
@@ -85,10 +86,6 @@ def _unknown(problem: str) -> Queue:
 
 def gpu_partitions() -> dict[str, str]:
     """Returns the partitions with GPUs, and the GPUs of one of their nodes, such as ``gpu:h100:8``."""
-    command = ["sinfo", "--noheader", "--format=%R|%G"]
-    try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    rows = [line.strip().split("|", 1) for line in told.splitlines() if "|" in line]
+    listed = output_of("sinfo", "--noheader", "--format=%R|%G") or ""
+    rows = [line.strip().split("|", 1) for line in listed.splitlines() if "|" in line]
     return {name: gpus for name, gpus in rows if gpus.startswith("gpu")}

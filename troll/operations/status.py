@@ -195,19 +195,19 @@ def _line(status: RunStatus) -> str:
 
 def with_queue(statuses: Iterable[RunStatus], queue: Queue) -> list[RunStatus]:
     """Returns the states with what SLURM's queue says: runs whose jobs wait, or run without a step yet."""
-    told = []
+    updated = []
     for status in statuses:
         job = queue.job_of(status.name) if status.state not in ("done", "running") else None
         if job is None:
-            told.append(status)
+            updated.append(status)
         elif job.pending:
             before = f"; the attempt before it: {status.reason}" if status.reason else ""
-            told.append(replace(status, state="pending", reason=f"{job.words()}{before}"))
+            updated.append(replace(status, state="pending", reason=f"{job.words()}{before}"))
         elif status.state == "trained":  # it is being sampled or graded
-            told.append(replace(status, reason=job.words()))
+            updated.append(replace(status, reason=job.words()))
         else:
-            told.append(replace(status, state="running", reason=job.words(), log=None))
-    return told
+            updated.append(replace(status, state="running", reason=job.words(), log=None))
+    return updated
 
 
 def show(

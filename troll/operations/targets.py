@@ -124,6 +124,11 @@ class Targets:
         return any(self.experiment.training_of(run).vllm for run in self.runs)
 
     @property
+    def samples_with_vllm(self) -> bool:
+        """Whether trained and base models are sampled with vLLM."""
+        return self.experiment.evaluation.engine == "vllm"
+
+    @property
     def budgeted(self) -> bool:
         """Whether the experiment has a GPU budget, that is, is too large for CPUs or requests GPUs."""
         sizes = (billions_of(model.hub) for model in self.experiment.models.values() if model.hub)
@@ -277,18 +282,12 @@ class Targets:
         return [str(claims_file(name)) for name in self.experiment.claims]
 
     @property
-    def claims_inputs(self) -> list[str]:
-        """Claims files as inputs of a rule.
-
-        Snakemake takes braces in the paths of input files for wildcards, so files with braces in their paths
-        are tracked by their digests instead (`claims_digests`).
-        """
-        return [path for path in self.claims if not set(path) & set("{}")]
-
-    @property
     def claims_digests(self) -> list[str]:
-        """Digests of the claims files that cannot be inputs."""
-        return [sha256_of_file(Path(path)) for path in self.claims if path not in self.claims_inputs]
+        """Digests of the claims files, as parameters of a rule.
+
+        They are no inputs, because Snakemake takes braces in the paths of input files for wildcards.
+        """
+        return [sha256_of_file(Path(path)) for path in self.claims]
 
     def claims_arguments(self, wildcards: Wildcards) -> list[str]:
         """Claims files as arguments; a function, as Snakemake would take braces in a text for wildcards."""

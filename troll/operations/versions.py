@@ -3,13 +3,12 @@
 import importlib.metadata
 import os
 import platform
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 
 from troll import __version__
 from troll.common.checkout import commit_of
+from troll.common.programs import output_of
 
 STACK = (
     "torch",
@@ -44,14 +43,8 @@ def installed(name: str) -> str | None:
 
 def tool(command: Sequence[str]) -> str | None:
     """Returns the first line that a program prints; None if it is missing or fails."""
-    if shutil.which(command[0]) is None:
-        return None
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    lines = result.stdout.strip().splitlines()
-    return lines[0] if lines else ""
+    output = output_of(*command)
+    return None if output is None else output.partition("\n")[0]
 
 
 def describe() -> list[str]:

@@ -55,7 +55,7 @@ def run_workflow(
     command = [*PROGRAM, str(experiment), "--cores", str(cores), *(["--keep-going"] if keep_going else [])]
     command += ["--", *targets]
     variables = {**(os.environ if environment is None else environment), SWITCH: "0"}  # logs everything
-    begun = said = time.monotonic()
+    begun = reported = time.monotonic()
     with log.open("wb") as out, noted(signal.SIGTERM) as terminated:
         process = subprocess.Popen(command, env=variables, stdout=out, stderr=subprocess.STDOUT)
         try:
@@ -64,9 +64,9 @@ def run_workflow(
                 if terminated:
                     say(f"{log}: SIGTERM received; waiting for the running jobs to end")
                     break
-                if time.monotonic() - said > _SAY_EVERY_S:
-                    said = time.monotonic()
-                    say(f"{_progress(log)}, {clock(said - begun)}")
+                if time.monotonic() - reported > _SAY_EVERY_S:
+                    reported = time.monotonic()
+                    say(f"{_progress(log)}, {clock(reported - begun)}")
         finally:
             if process.poll() is None:  # on SIGTERM, Snakemake starts no further jobs
                 process.terminate()

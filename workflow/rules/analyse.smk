@@ -40,7 +40,6 @@ for _group in groups_of(TARGETS):
         input:
             plan=f"{_group.directory}/plan.json",
             mark=_group.mark,
-            ledger=TARGETS.claims_inputs,
         output:
             report(
                 f"{_group.directory}/claims.md",
@@ -71,7 +70,6 @@ for _group in groups_of(TARGETS):
         input:
             plan=f"{_group.directory}/plan.json",
             mark=_group.mark,
-            ledger=TARGETS.claims_inputs,
             claims=f"{_group.directory}/claims.md",
             measurements=MEASUREMENTS if _group.name is None else [],
         output:
@@ -137,8 +135,8 @@ rule cost:
         "../../envs/train.yaml"
     threads: workflow.cores
     resources:
-        mem_mb=growing(6000),
-        runtime=60,
+        mem_mb=growing(COST.memory_mb),
+        runtime=COST.minutes,
     params:
         out=lambda wildcards, output: os.path.dirname(output[0]),
         tokens=PARAMETERS.cost["tokens"],
@@ -168,8 +166,8 @@ rule cost_step:
         "../../envs/train.yaml"
     threads: workflow.cores
     resources:
-        mem_mb=growing(6000),
-        runtime=60,
+        mem_mb=growing(COST.memory_mb),
+        runtime=COST.minutes,
     params:
         out=lambda wildcards, output: os.path.dirname(output[0]),
         sizes=PARAMETERS.step_sizes,

@@ -8,9 +8,9 @@ from troll import warm
 from troll.analysis.captions import write_captions
 from troll.common.numerics import last_change
 from troll.experiment.experiment import BASE
-from troll.experiment.resources import FIXED
+from troll.experiment.resources import COST, FIXED
 from troll.operations.invocation import begin
-from troll.operations.parameters import Parameters, Requests, growing
+from troll.operations.parameters import Parameters, environment_of, growing
 from troll.operations.groups import groups_of
 from troll.operations.places import one_of, task_of
 
@@ -18,8 +18,12 @@ INVOCATION = begin(workflow, config)
 TARGETS, PUBLIC = INVOCATION.targets, INVOCATION.public
 EXPERIMENT, ROOT = TARGETS.experiment, TARGETS.root
 PARAMETERS = Parameters(TARGETS)
-REQUESTS = Requests(TARGETS, INVOCATION.deployed)
-TRAINING, SAMPLING = REQUESTS.training_environment, REQUESTS.sampling_environment
+TRAINING, TRAINING_PROGRAM = environment_of(
+    TARGETS.trains_with_vllm, deployed=INVOCATION.deployed
+)
+SAMPLING, SAMPLING_PROGRAM = environment_of(
+    TARGETS.samples_with_vllm, deployed=INVOCATION.deployed
+)
 CAPTIONS = write_captions(Path(".snakemake/captions").absolute())
 
 shell.prefix(INVOCATION.shell_prefix())

@@ -14,17 +14,19 @@ rule sample:
     # Evaluation has priority, so that runs are completed before new ones start.
     priority: 1
     conda:
-        SAMPLING.environment
+        SAMPLING
     threads: 1
     resources:
-        gpu=REQUESTS.sampling.gpus,
-        mem_mb=REQUESTS.sampling.memory_mb,
-        runtime=REQUESTS.sampling.minutes,
+        gpu=lambda wildcards: PARAMETERS.sampling_request(wildcards).gpus,
+        mem_mb=lambda wildcards, attempt: PARAMETERS.sampling_request(
+            wildcards, attempt
+        ).memory_mb,
+        runtime=lambda wildcards: PARAMETERS.sampling_request(wildcards).minutes,
     params:
         task=task_of,
         config=PARAMETERS.sampling,
         checkpoint=lambda wildcards, input: f"{os.path.dirname(input.manifest)}/checkpoint",
-        troll=SAMPLING.program,
+        troll=SAMPLING_PROGRAM,
     message:
         "sample {wildcards.checkpoint_dir}"
     shell:

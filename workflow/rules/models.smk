@@ -59,11 +59,13 @@ rule hub_model:
         model=one_of(TARGETS.pretrained),
     conda:
         "../../envs/train.yaml"
-    threads: REQUESTS.making.threads
+    threads: lambda wildcards: PARAMETERS.base_request(wildcards).threads
     resources:
-        gpu=REQUESTS.making.gpus,
-        mem_mb=REQUESTS.making.memory_mb,
-        runtime=REQUESTS.making.minutes,
+        gpu=lambda wildcards: PARAMETERS.base_request(wildcards).gpus,
+        mem_mb=lambda wildcards, attempt: PARAMETERS.base_request(
+            wildcards, attempt
+        ).memory_mb,
+        runtime=lambda wildcards: PARAMETERS.base_request(wildcards).minutes,
     params:
         config=PARAMETERS.base_model,
         numerics=last_change(""),

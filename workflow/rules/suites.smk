@@ -30,18 +30,20 @@ rule sample_suites:
     benchmark:
         f"{ROOT}/benchmarks/sample_suites/{{checkpoint_dir}}.jsonl"
     conda:
-        SAMPLING.environment
+        SAMPLING
     threads: 1
     resources:
-        gpu=REQUESTS.sampling.gpus,
-        mem_mb=REQUESTS.sampling.memory_mb,
-        runtime=REQUESTS.sampling.minutes,
+        gpu=lambda wildcards: PARAMETERS.sampling_request(wildcards).gpus,
+        mem_mb=lambda wildcards, attempt: PARAMETERS.sampling_request(
+            wildcards, attempt
+        ).memory_mb,
+        runtime=lambda wildcards: PARAMETERS.sampling_request(wildcards).minutes,
     params:
         config=PARAMETERS.suites,
         checkpoint=lambda wildcards, input: f"{os.path.dirname(input.manifest)}/checkpoint",
         data=f"{ROOT}/suites",
         out=lambda wildcards, output: os.path.dirname(output[0]),
-        troll=SAMPLING.program,
+        troll=SAMPLING_PROGRAM,
     message:
         "sample further data sets, {wildcards.checkpoint_dir}"
     shell:

@@ -40,15 +40,17 @@ rule train:
     benchmark:
         f"{ROOT}/benchmarks/train/{{model}}/{{task}}/{{trust_region}}/{{estimator}}/{{condition}}/seed{{seed}}.jsonl"
     conda:
-        TRAINING.environment
-    threads: REQUESTS.training.threads
+        TRAINING
+    threads: lambda wildcards: PARAMETERS.training_request(wildcards).threads
     resources:
-        gpu=REQUESTS.training.gpus,
-        mem_mb=REQUESTS.training.memory_mb,
-        runtime=REQUESTS.training.minutes,
+        gpu=lambda wildcards: PARAMETERS.training_request(wildcards).gpus,
+        mem_mb=lambda wildcards, attempt: PARAMETERS.training_request(
+            wildcards, attempt
+        ).memory_mb,
+        runtime=lambda wildcards: PARAMETERS.training_request(wildcards).minutes,
         on_limit="exit",
     params:
-        troll=TRAINING.program,
+        troll=TRAINING_PROGRAM,
         numerics=PARAMETERS.numerics,
         base=lambda wildcards, input: f"{os.path.dirname(input.base)}/checkpoint",
         data=lambda wildcards, input: os.path.dirname(input.train),

@@ -23,10 +23,10 @@ def common_causes(bad: Iterable[Run], runs: Sequence[Run]) -> dict[str, list[Run
     runs_by_key: dict[str, list[Run]] = {}
     for coordinate in _COORDINATES:
         for name in dict.fromkeys(getattr(run, coordinate) for run in left):
-            having = [run for run in runs if getattr(run, coordinate) == name]
-            if len(having) < len(runs) and set(having) <= set(left):
-                runs_by_key[f"{coordinate}s.{name}"] = having
-                left = [run for run in left if run not in having]
+            members = [run for run in runs if getattr(run, coordinate) == name]
+            if len(members) < len(runs) and set(members) <= set(left):
+                runs_by_key[f"{coordinate}s.{name}"] = members
+                left = [run for run in left if run not in members]
     return runs_by_key | {f"run {run.run_id}": [run] for run in left}
 
 

@@ -12,9 +12,9 @@ from troll.common.files import read_yaml
 from troll.experiment import resources
 from troll.experiment.experiment import Experiment, Run
 from troll.experiment.resources import ATTEMPTS, FIXED, Request
+from troll.operations.gpu_fit import PROFILE
 from troll.operations.rehearsal.report import Check, State, failures_or_ok
 
-PROFILE = Path("workflow/profiles/slurm")
 _NAME = "partitions"
 _KEY = "slurm-partition-config"
 _LARGE_MB = 64_000  # memory that nearly every cluster node has
@@ -79,12 +79,12 @@ def _too_small(partition: Any, rule: str, request: Request) -> list[str]:
 def _failures(
     experiment: Experiment, planned: Sequence[Run], path: Path, partitions: list[Any]
 ) -> Iterator[Check]:
-    said = set()
+    reported = set()
     for attempt in (1, ATTEMPTS):
         for (rule, key), request in requests(experiment, planned, attempt).items():
-            if (rule, key) in said or any(_fits(partition, rule, request) for partition in partitions):
+            if (rule, key) in reported or any(_fits(partition, rule, request) for partition in partitions):
                 continue
-            said.add((rule, key))
+            reported.add((rule, key))
             # The closest partition: with GPUs if the job needs some, and with the fewest limits exceeded.
             tight = {item.name: _too_small(item, rule, request) for item in partitions}
             nearest = min(
@@ -112,11 +112,11 @@ def check_partitions(experiment: Experiment, planned: Sequence[Run], profile: Pa
     asked = requests(experiment, planned, 1)
     most = max(request.memory_mb for request in asked.values())
     words = f"has no max_mem_mb; jobs request up to {most:,} MB"
-    told = [
+    notes = [
         Check(_NAME, "note", f"partitions.{item.name} {words}", str(path))
         for item in partitions
         if item.limits.max_mem_mb == inf and most > _LARGE_MB
     ]
     names = ", ".join(item.name for item in partitions)
     summary = f"{len(asked)} kinds of jobs fit into {names}, up to {most:,} MB"
-    return failures_or_ok(_NAME, [*told, *_failures(experiment, planned, path, partitions)], summary)
+    return failures_or_ok(_NAME, [*notes, *_failures(experiment, planned, path, partitions)], summary)

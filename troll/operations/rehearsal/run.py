@@ -15,10 +15,11 @@ from troll.common.errors import UserError
 from troll.common.files import read_json, write_json, write_text
 from troll.common.progress import clock, say
 from troll.experiment.experiment import Experiment, Run
-from troll.operations.rehearsal.partitions import PROFILE, check_partitions
+from troll.operations.gpu_fit import PROFILE
+from troll.operations.rehearsal.partitions import check_partitions
 from troll.operations.rehearsal.report import REPORT, Check, digest_of, failed, root_of
 from troll.operations.rehearsal.shrink import selection, shrink
-from troll.operations.rehearsal.sources import check_data, check_models, check_templates, hubs_of, source_of
+from troll.operations.rehearsal.sources import check_data, check_models, check_templates, sources_of
 from troll.operations.targets import skipped_tasks
 from troll.operations.workflow import in_checkout, run_workflow
 
@@ -64,10 +65,10 @@ def rehearse(
     tasks = {run.task for run in planned}
     skipped = {task: why for task, why in skipped_tasks(experiment).items() if task in tasks}
     runs = [run for run in selection(experiment, only, full=full) if run.task not in skipped]
-    said: list[Check] = []
+    checks_done: list[Check] = []
 
     def tell(checks: Sequence[Check]) -> None:
-        said.extend(checks)
+        checks_done.extend(checks)
         for check in checks:
             say(check.line())
 
@@ -90,7 +91,7 @@ def rehearse(
             root / _FILE, targets, log, cores=cores, environment=environment, keep_going=True
         )
         tell(check_runs(small, root))
-        if ended.status and not failed(said):  # a failed check explains the status
+        if ended.status and not failed(checks_done):  # a failed check explains the status
             words = f"ended with status {ended.status}: {ended.last}"
             tell([Check("workflow", "failed", words, str(log))])
     left_out = not_covered(experiment, runs, planned, absent, plan_only=plan_only)
@@ -102,13 +103,13 @@ def rehearse(
         "runs": 0 if plan_only else len(runs),
         "planned": len(planned),
         "only": list(only),
-        "passed": not failed(said),
-        "checks": [asdict(check) for check in said],
+        "passed": not failed(checks_done),
+        "checks": [asdict(check) for check in checks_done],
         "not_covered": left_out,
         "seconds": round(time.monotonic() - begun),
     }
     write_json(root / REPORT, report)
-    bad = len(failed(said))
+    bad = len(failed(checks_done))
     if not (bad or keep or plan_only):
         for directory in filter(Path.exists, (root / name for name in _RAW)):
             shutil.rmtree(directory)
@@ -116,7 +117,7 @@ def rehearse(
             path.unlink(missing_ok=True)
     words = f"{bad} check{'s' if bad != 1 else ''} failed" if bad else "all checks passed"
     say(f"{words} in {clock(time.monotonic() - begun)}: {root / REPORT}")
-    return said
+    return checks_done
 
 
 def not_covered(
@@ -130,10 +131,9 @@ def not_covered(
     """Lists in words what a rehearsal does not cover."""
     gaps = ["every run: only the plan was checked"] if plan_only else []
     gaps += list(_NEVER_COVERED)
-    hubs = hubs_of(experiment, planned)
-    substituted = [name for name, hub in hubs.items() if source_of(hub.id).directory is None]
-    if substituted:
-        gaps.append(f"real tokenizers of {len(substituted)} of {len(hubs)} models")
+    substituted = [source.directory is None for _, source in sources_of(experiment, planned).values()]
+    if any(substituted):
+        gaps.append(f"real tokenizers of {sum(substituted)} of {len(substituted)} models")
     if absent:
         gaps.append(f"real rows of {', '.join(absent)}")
     if len(runs) < len(planned) and not plan_only:

@@ -9,7 +9,7 @@ from troll.experiment.experiment import Experiment, Run
 from troll.experiment.measurement_settings import CostBenchmark, StepBenchmark
 from troll.experiment.settings import Training
 from troll.operations.rehearsal.report import PREFIX
-from troll.operations.rehearsal.sources import as_hub
+from troll.operations.rehearsal.sources import id_of, template_of
 
 COORDINATES = ("model", "task", "trust_region", "estimator", "condition")
 Pair = tuple[str, str, str, str]
@@ -151,8 +151,8 @@ def _task(experiment: Experiment, name: str) -> dict[str, Any]:
 def _model(experiment: Experiment, name: str) -> dict[str, Any]:
     model = experiment.models[name]
     training = small_training(model.training)
-    if (source := as_hub(model)) is not None:
-        hub = {"id": source.id, "chat_template_of": source.chat_template_of, "billions": 1e-4}
+    if (source := model.pretrained) is not None:
+        hub = {"id": id_of(source), "chat_template_of": template_of(source), "billions": 1e-4}
         supervised = model.supervised_steps
         few = {"steps": _SUPERVISED_STEPS, "batch_size": _SUPERVISED_BATCH}
         learnt = {"supervised": supervised.model_dump() | few} if supervised is not None else {}

@@ -20,7 +20,7 @@ from troll.common.errors import UserError, nearest
 from troll.common.files import read_yaml
 from troll.common.hub import config_of
 from troll.experiment.experiment import Experiment, Run
-from troll.experiment.model_settings import Hub, ModelSettings
+from troll.experiment.model_settings import Hub, Wheel
 from troll.operations.doctor import hub_answers
 from troll.operations.fetch import needed_data
 from troll.operations.rehearsal.report import Check, State, failures_or_ok
@@ -90,43 +90,43 @@ def ask_hub(kind: Literal["models", "datasets"], name: str) -> bool | None:
 
 
 def source_of(model_id: str) -> Source:
-    """Finds the source of a pretrained model."""
-    if model_id in _packages:
-        return _packages[model_id]
+    """Finds the source of a model of the hub."""
     config = config_of(model_id)
     if config is not None and any(config.with_name(name).exists() for name in _TOKENIZERS):
         return Source(model_id, "here", config.parent, _has_template(config.parent))
-    known = known_models().get(model_id)
-    answer = ask_hub("models", model_id)
-    template = known.template if known else None
-    if answer is not None:
-        return Source(model_id, "hub" if answer else "missing", None, template)
-    return Source(model_id, "known" if known else "missing", None, template)
+    known, answer = known_models().get(model_id), ask_hub("models", model_id)
+    found = known is not None if answer is None else answer
+    kind: Kind = "missing" if not found else "known" if answer is None else "hub"
+    return Source(model_id, kind, None, known.template if known else None)
 
 
-def hubs_of(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Hub]:
-    """Returns the pretrained models of these runs, by name; those from packages get an id by `as_hub`."""
-    names = dict.fromkeys(run.model for run in runs)
-    hubs = {name: as_hub(experiment.models[name]) for name in names}
-    return {name: hub for name, hub in hubs.items() if hub is not None}
+def id_of(model: Hub | Wheel) -> str:
+    """Returns a model's id on the hub; for one from a package ``wheel/<package>-<version>-<digest>``.
 
-
-def as_hub(model: ModelSettings) -> Hub | None:
-    """Returns a pretrained model as a hub model, so that all substitutes are hub models in one mirror.
-
-    A model from a package gets the id ``wheel/<package>-<version>-<digest>``.
+    So all substitutes are hub models in one mirror.
     """
-    if (wheel := model.wheel) is None:
-        return model.hub
-    version = re.sub(r"[^A-Za-z0-9.]", "-", wheel.version)
-    name = f"wheel/{wheel.name}-{version}-{digest_of_json(wheel.model_dump())[:8]}"
-    kept = kept_at(wheel)
-    _packages[name] = Source(name, "here" if kept else "package", kept, kept is None or _has_template(kept))
-    return Hub(id=name)
+    if isinstance(model, Hub):
+        return model.id
+    version = re.sub(r"[^A-Za-z0-9.]", "-", model.version)
+    return f"wheel/{model.name}-{version}-{digest_of_json(model.model_dump())[:8]}"
 
 
-_packages: dict[str, Source] = {}
-"""Sources of models from packages, by the ids that `as_hub` gave them."""
+def template_of(model: Hub | Wheel) -> str | None:
+    """Returns the id of the model whose chat template a model takes; None if it takes its own."""
+    return model.chat_template_of if isinstance(model, Hub) else None
+
+
+def sources_of(experiment: Experiment, runs: Sequence[Run]) -> dict[str, tuple[Hub | Wheel, Source]]:
+    """Returns the pretrained models of these runs and their sources, by name."""
+    models = {run.model: experiment.models[run.model].pretrained for run in runs}
+    return {name: (model, _source(model)) for name, model in models.items() if model is not None}
+
+
+def _source(model: Hub | Wheel) -> Source:
+    if isinstance(model, Hub):
+        return source_of(model.id)
+    kept = kept_at(model)
+    return Source(id_of(model), "here" if kept else "package", kept, kept is None or _has_template(kept))
 
 
 def _nowhere(model_id: str) -> str:
@@ -136,7 +136,7 @@ def _nowhere(model_id: str) -> str:
 
 def check_models(experiment: Experiment, runs: Sequence[Run]) -> list[Check]:
     """Checks that every pretrained model has a source."""
-    sources = {name: source_of(hub.id) for name, hub in hubs_of(experiment, runs).items()}
+    sources = {name: source for name, (_, source) in sources_of(experiment, runs).items()}
     if not sources:
         return []
     words = {
@@ -157,29 +157,24 @@ def check_models(experiment: Experiment, runs: Sequence[Run]) -> list[Check]:
 
 def check_templates(experiment: Experiment, runs: Sequence[Run]) -> list[Check]:
     """Checks that every pretrained model has a chat template, or is configured to use none."""
-    hubs = hubs_of(experiment, runs)
-    if not hubs:
+    models = sources_of(experiment, runs)
+    if not models:
         return []
     failures: list[Check] = []
-    for name, hub in hubs.items():
+    for name, (model, source) in models.items():
         state: State = "failed"
-        problem = ""
-        source = source_of(hub.chat_template_of or hub.id)
-        if hub.chat_template_of is not None:
-            if source.kind == "missing":
-                problem = _nowhere(source.id)
-            elif source.template is False:
-                problem = f"{source.id} has no chat template"
-        elif source.template is False:
-            problem = f"{hub.id} has no chat template, so its prompts are plain text"
-            if "chat_template_of" in hub.model_fields_set:  # an explicit null
-                state, problem = "note", f"{problem}, as configured"
-            else:
-                problem += "; set it to a model that has one, or to null if plain text is intended"
-        if problem:
+        plain = f"{source.id} has no chat template, so its prompts are plain text"
+        if other := template_of(model):
+            source = source_of(other)
+            problem = _nowhere(other) if source.kind == "missing" else f"{other} has no chat template"
+        elif "chat_template_of" in model.model_fields_set:  # an explicit null
+            state, problem = "note", f"{plain}, as configured"
+        else:
+            problem = f"{plain}; set it to a model that has one, or to null if plain text is intended"
+        if source.template is False or (other and source.kind == "missing"):
             failures.append(Check("chat templates", state, problem, f"models.{name}.hub.chat_template_of"))
-    others = sum(hub.chat_template_of is not None for hub in hubs.values())
-    return failures_or_ok("chat templates", failures, f"{len(hubs)} models, {others} take another's")
+    others = sum(template_of(model) is not None for model, _ in models.values())
+    return failures_or_ok("chat templates", failures, f"{len(models)} models, {others} take another's")
 
 
 def check_data(experiment: Experiment, runs: Sequence[Run]) -> tuple[list[Check], list[str]]:

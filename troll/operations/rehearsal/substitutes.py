@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from troll.common.files import fresh_directory, write_jsonl, write_text
 from troll.experiment.experiment import Experiment, Run
-from troll.operations.rehearsal.sources import Source, hubs_of, known_models, source_of
+from troll.operations.rehearsal.sources import Source, known_models, source_of, sources_of, template_of
 from troll.tasks.datasets import convert
 from troll.tasks.datasets.catalogue import DATA_SETS, DataSet
 from troll.training.tokenizer import make_tokenizer
@@ -47,14 +47,13 @@ TEMPLATE = "{% for message in messages %}<{{ message.role }}> {{ message.content
 
 def write_models(directory: Path, experiment: Experiment, runs: Sequence[Run], tasks: Iterable[str]) -> None:
     """Writes a mirror (`troll.common.hub.MIRROR`) with a substitute for every pretrained model."""
-    for seed, hub in enumerate(hubs_of(experiment, runs).values()):
-        for model_id in dict.fromkeys((hub.id, hub.chat_template_of)):
-            weights = model_id == hub.id
-            if model_id is None or (not weights and (directory / model_id / "config.json").exists()):
-                continue
-            source = source_of(model_id)
-            tokenizer = source.directory or _tokenizer(directory.parent / "tokenizer", tasks)
-            _write(directory / model_id, source, tokenizer, seed, weights=weights)
+    for seed, (model, source) in enumerate(sources_of(experiment, runs).values()):
+        other = template_of(model)
+        for wanted in [source, *([source_of(other)] if other and other != source.id else [])]:
+            path, weights = directory / wanted.id, wanted is source
+            if weights or not (path / "config.json").exists():
+                tokenizer = wanted.directory or _tokenizer(directory.parent / "tokenizer", tasks)
+                _write(path, wanted, tokenizer, seed, weights=weights)
 
 
 def _tokenizer(directory: Path, tasks: Iterable[str]) -> Path:
