@@ -42,6 +42,7 @@ def digest_of_tensors(paths: Iterable[Path]) -> str:
 
     Unlike the digest of a file it does not depend on the order in which a version of safetensors writes.
     """
+    import torch
     from safetensors import safe_open
 
     digest, place = hashlib.sha256(), dict[str, Path]()
@@ -52,14 +53,8 @@ def digest_of_tensors(paths: Iterable[Path]) -> str:
         with safe_open(path, framework="pt") as tensors:
             tensor = tensors.get_tensor(name)
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\0".encode())
-        digest.update(_bytes_of(tensor))
+        digest.update(tensor.contiguous().view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def _bytes_of(tensor: Any) -> Any:
-    import torch
-
-    return tensor.contiguous().view(torch.uint8).numpy()
 
 
 def merge_adapter(adapter: Path, files: Mapping[str, Path], out: Path) -> None:
@@ -103,20 +98,14 @@ def merge(weight: Any, down: Any, up: Any, scale: float, what: str) -> Any:
             f"{what}: weights of shape {list(weight.shape)} cannot take the product of {list(up.shape)} and "
             f"{list(down.shape)}; the adapter is that of another model"
         )
-    change = up.new_zeros(weight.shape, dtype=_float64())
+    change = up.double().new_zeros(weight.shape)
     for rank in range(len(down)):
         change += up[:, rank, None].double() * down[None, rank].double()
     return (weight.double() + scale * change).to(weight.dtype)
 
 
-def _float64() -> Any:
-    import torch
-
-    return torch.float64
-
-
 def _read(adapter: Path) -> tuple[float, dict[str, tuple[Any, Any]]]:
-    """The scale of an adapter, and A and B by the name of the weights that they change."""
+    """Returns the scale of an adapter, and A and B by the name of the weights that they change."""
     from safetensors.torch import load_file
 
     adapter_files(adapter)

@@ -45,7 +45,7 @@ def prepare_processor() -> None:
 
 
 def use_all_instructions(parameters: int) -> None:
-    """For a model of at least `LARGE` parameters, starts this `troll` command anew without the AVX2 setting.
+    """Starts this `troll` command anew without the AVX2 setting, for a model of at least `LARGE` parameters.
 
     The libraries read the setting once. Returns if the model is smaller, if a user's variables are in force,
     or if this process was started so already.

@@ -24,7 +24,7 @@ def names_a_file(name: str) -> bool:
 
 
 def file_digest(name: str, what: str = "trust region") -> str | None:
-    """SHA-256 of the file that a name refers to, which identifies its version; None if it names no file.
+    """Returns the SHA-256 of the file that a name refers to, its version; None if it names no file.
 
     Args:
         name: ``<path>.py:<function>``.
@@ -37,7 +37,7 @@ def file_digest(name: str, what: str = "trust region") -> str | None:
 
 
 def path_and_function(name: str) -> tuple[Path, str]:
-    """The two parts of a name."""
+    """Returns the two parts of a name."""
     path, _, function = name.rpartition(":")
     return Path(path), function
 
@@ -84,7 +84,7 @@ def load_callable(name: str, what: str) -> Any:
 
 
 def _run(path: Path, source: bytes, alias: str, what: str) -> ModuleType:
-    """Execute a file's source as a module, registered under an alias derived from the source.
+    """Executes a file's source as a module, registered under an alias derived from the source.
 
     Compiles the source itself: Python's bytecode cache would miss a change that keeps size and second.
     """
@@ -104,7 +104,7 @@ def _run(path: Path, source: bytes, alias: str, what: str) -> ModuleType:
 
 
 def missing_function(module: ModuleType, function: str, parameters: Sequence[str]) -> str:
-    """The error message for a name that is not a function of the file."""
+    """Returns the error message for a name that is not a function of the file."""
     if hasattr(module, function):
         kind = type(getattr(module, function)).__name__
         return f"{function} is of type {kind}, must be a function: def {function}({', '.join(parameters)})"
@@ -116,7 +116,7 @@ def missing_function(module: ModuleType, function: str, parameters: Sequence[str
 
 
 def _place(path: Path, error: BaseException) -> str:
-    """The file and, if known, the line of an error."""
+    """Returns the file and, if known, the line of an error."""
     if isinstance(error, SyntaxError) and error.filename == str(path.resolve()):
         return f"{path}:{error.lineno}" if error.lineno else str(path)
     frames = traceback.extract_tb(error.__traceback__)
@@ -125,7 +125,7 @@ def _place(path: Path, error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The error on one line, with advice."""
+    """Returns the error on one line, with advice."""
     kind = type(error).__name__
     text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
     message = f"{kind}: {text}" if text else kind

@@ -59,6 +59,10 @@ class Block(StrictModel):
     conditions: list[str] | None = Field(None, description="names of conditions; none: all")
 
 
+COORDINATES = ("model", "task", "trust_region", "estimator", "condition")
+"""What runs that differ only in their seed share, in the order of their names."""
+
+
 @dataclass(frozen=True)
 class Run:
     """A run of an experiment, by its coordinates."""
@@ -73,7 +77,7 @@ class Run:
     @property
     def group_id(self) -> str:
         """``<model>/<task>/<trust region>/<estimator>/<condition>``, which all seeds of a cell share."""
-        return "/".join((self.model, self.task, self.trust_region, self.estimator, self.condition))
+        return "/".join(getattr(self, name) for name in COORDINATES)
 
     @property
     def run_id(self) -> str:

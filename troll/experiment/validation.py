@@ -271,7 +271,7 @@ def _user_function_problems(experiment: Experiment, run: Run, training: Training
 
 
 def two_rewards(environment: str, reward: str) -> str:
-    """The message for an environment with ``get_reward`` beside ``training.reward``."""
+    """Returns the message for an environment with ``get_reward`` beside ``training.reward``."""
     return (
         f"training.environment: {environment} has get_reward, and training.reward is {reward}; a run has one "
         "reward: leave one of the two out"

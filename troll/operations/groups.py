@@ -68,7 +68,7 @@ class Group:
         return [] if kept else [f"{self.directory}/tidy/all.parquet"]
 
     def plan(self, wildcards: Wildcards) -> str:
-        """The plan; it includes runs of skipped tasks, so that tables can name them."""
+        """Returns the plan; it includes runs of skipped tasks, so that tables can name them."""
         groups = [] if self.name is None else [self.name]
         return settings_file("plan", self.targets.plan_of(self.targets.experiment.runs(groups)))
 

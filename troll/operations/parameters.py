@@ -44,19 +44,19 @@ class Parameters:
     targets: Targets
 
     def problems(self, wildcards: Wildcards) -> str:
-        """Sizes of a task's splits."""
+        """Returns the sizes of a task's splits."""
         settings = self.targets.experiment.tasks[wildcards["task"]]
         sizes = settings.model_dump(exclude={"training", "evaluate_on", "validate_on"})
         return settings_file("problems", {"name": wildcards["task"], **sizes})
 
     def suite_problems(self, wildcards: Wildcards) -> str:
-        """Number of problems of a data set in ``evaluate_on`` or ``validate_on``."""
+        """Returns the number of problems of a data set in ``evaluate_on`` or ``validate_on``."""
         name, tasks = wildcards["suite"], self.targets.experiment.tasks
         settings = {"settings": tasks[name].settings} if name in tasks and tasks[name].settings else {}
         return settings_file("problems", {"name": name, "test": self.targets.suites[name], **settings})
 
     def tokenizer(self, wildcards: Wildcards) -> str:
-        """Texts, vocabulary size and number of demonstrations of a model's tokenizer."""
+        """Returns texts, vocabulary size and number of demonstrations of a model's tokenizer."""
         model = self.targets.experiment.models[wildcards["model"]]
         tasks = {name: task.settings for name, task in self.targets.experiment.tasks.items()}
         return settings_file(
@@ -69,27 +69,27 @@ class Parameters:
         )
 
     def base_model(self, wildcards: Wildcards) -> str:
-        """Everything that defines a base model."""
+        """Returns everything that defines a base model."""
         config = resolve_base(self.targets.experiment, wildcards["model"], wildcards["task"])
         return settings_file("base-model", config.model_dump())
 
     def run(self, wildcards: Wildcards) -> str:
-        """Everything that defines a run."""
+        """Returns everything that defines a run."""
         experiment = self.targets.experiment
         config = resolve(experiment, experiment.run(run_id(wildcards)))
         return settings_file("run", config.model_dump())
 
     def numerics(self, wildcards: Wildcards) -> int:
-        """The last numerics version that affects a run's rule."""
+        """Returns the last numerics version that affects a run's rule."""
         experiment = self.targets.experiment
         return last_change(rule_of(experiment, experiment.run(run_id(wildcards))))
 
     def sampling(self, wildcards: Wildcards) -> str:
-        """How answers to the test problems are sampled from the model of a run or base model."""
+        """Returns how answers to the test problems are sampled from the model of a run or base model."""
         return settings_file("sampling", self._sampling(wildcards))
 
     def suites(self, wildcards: Wildcards) -> str:
-        """How answers to each data set in ``evaluate_on`` are sampled."""
+        """Returns how answers to each data set in ``evaluate_on`` are sampled."""
         settings = self._sampling(wildcards)
         del settings["samples"], settings["temperature"]
         suites = self.targets.suites_of(task_of(wildcards))
@@ -122,19 +122,19 @@ class Parameters:
         return [f"--{key} {value}" for key, value in cost.step] if cost and cost.step else []
 
     def training_request(self, wildcards: Wildcards, attempt: int = 1) -> Request:
-        """Resources of a training job."""
+        """Returns the resources of a training job."""
         model = self.targets.experiment.models[wildcards["model"]].pretrained
         gpus = self.targets.gpus_by_place[f"runs/{run_id(wildcards)}"]
         return training_request(model, gpus, attempt)
 
     def base_request(self, wildcards: Wildcards, attempt: int = 1) -> Request:
-        """Resources of a job that makes a base model from a pretrained one."""
+        """Returns the resources of a job that makes a base model from a pretrained one."""
         model = self.targets.experiment.models[wildcards["model"]]
         gpus = self.targets.gpus_by_place[place_of_base(wildcards["model"], wildcards["task"])]
         return base_request(model.pretrained, model.supervised_steps, gpus, attempt)
 
     def sampling_request(self, wildcards: Wildcards, attempt: int = 1) -> Request:
-        """Resources of a job that samples from a run or base model."""
+        """Returns the resources of a job that samples from a run or base model."""
         place = wildcards["checkpoint_dir"]
         model = self.targets.experiment.models[place.split("/")[1]].pretrained
         # A pretrained model that trains on GPUs is sampled on one, or on as many as vLLM splits it across.

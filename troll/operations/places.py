@@ -6,7 +6,7 @@ A place is ``runs/<model>/<task>/<trust region>/<estimator>/<condition>/seed<k>`
 import re
 from collections.abc import Iterable, Mapping
 
-from troll.experiment.experiment import BASE, Run
+from troll.experiment.experiment import BASE, COORDINATES, Run
 
 Wildcards = Mapping[str, str]
 """The values of a job's wildcards by name, as Snakemake passes them to input functions."""
@@ -24,8 +24,7 @@ def verbatim(text: str) -> str:
 
 def run_id(wildcards: Wildcards) -> str:
     """Returns the run id that a job's wildcards stand for."""
-    names = ("model", "task", "trust_region", "estimator", "condition")
-    return "/".join([*(wildcards[name] for name in names), f"seed{wildcards['seed']}"])
+    return "/".join([*(wildcards[name] for name in COORDINATES), f"seed{wildcards['seed']}"])
 
 
 def run_id_of(place: str) -> str:

@@ -30,8 +30,6 @@ _SIZES = (
 )
 _MOST_LINES = 40
 _HEADER = ("model", "task", "trust region", "estimator", "condition", "seeds", "steps", "time of a run")
-Coordinates = tuple[str, str, str, str, str]
-"""Model, task, trust region, estimator and condition: what runs that differ only in their seed share."""
 # What reading a file with arbitrary content may raise.
 _BROKEN = (OSError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError)
 
@@ -150,24 +148,24 @@ def plan(experiment: Experiment, results: Path) -> list[str]:
     With more than `_MOST_LINES` combinations there is a line for each group of runs instead.
     """
     seen = list(earlier_runs(results))
-    combinations: dict[Coordinates, list[Run]] = {}
+    combinations: dict[str, list[Run]] = {}
     for run in experiment.runs():
-        combinations.setdefault(_coordinates(run), []).append(run)
+        combinations.setdefault(run.group_id, []).append(run)
     known, unknown = 0.0, 0
-    rows: dict[Coordinates, tuple[str, ...]] = {}
-    for coordinates, runs in combinations.items():
+    rows: list[tuple[str, ...]] = []
+    for group_id, runs in combinations.items():
         training = experiment.training_of(runs[0])
         times = [estimate(experiment, run, training, seen) for run in runs]
         estimates = [value for value in times if value is not None]
         known += sum(estimates)
         unknown += len(times) - len(estimates)
         shown = f"about {clock(mean(estimates))}" if estimates else _budgeted(experiment, runs)
-        rows[coordinates] = (*coordinates, str(len(runs)), str(training.steps), shown)
+        rows.append((*group_id.split("/"), str(len(runs)), str(training.steps), shown))
     if len(rows) > _MOST_LINES:
         lines = _table(("group", "combinations", "runs", "steps of a run"), _by_group(experiment))
         lines += ["", "every run: --names"]
     else:
-        lines = [*_table(_HEADER, rows.values()), ""]
+        lines = [*_table(_HEADER, rows), ""]
     count, bases = sum(map(len, combinations.values())), experiment.bases()
     total = f"{count} runs from {len(bases)} base model{'s' if len(bases) != 1 else ''}"
     if unknown == count:
@@ -178,16 +176,12 @@ def plan(experiment: Experiment, results: Path) -> list[str]:
     return [*lines, total]
 
 
-def _coordinates(run: Run) -> Coordinates:
-    return run.model, run.task, run.trust_region, run.estimator, run.condition
-
-
 def _by_group(experiment: Experiment) -> Iterator[tuple[str, ...]]:
     """Yields a row for each group of runs, and one for all runs."""
     for name, members in {**experiment.groups(), "all": experiment.runs()}.items():
         steps = [experiment.training_of(run).steps for run in members]
         shown = f"{min(steps)} to {max(steps)}" if min(steps) < max(steps) else str(steps[0])
-        yield name, str(len({_coordinates(run) for run in members})), str(len(members)), shown
+        yield name, str(len({run.group_id for run in members})), str(len(members)), shown
 
 
 def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:

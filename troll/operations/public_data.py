@@ -45,7 +45,7 @@ class PublicWork:
         return self.targets.experiment.public_data
 
     def sampling(self, wildcards: Wildcards) -> str:
-        """How base models are sampled on a benchmark; prompts longer than their context are cut."""
+        """Returns how base models are sampled on a benchmark; prompts longer than their context are cut."""
         assert self.settings is not None
         evaluation = self.targets.experiment.evaluation.model_dump(include={"temperature", "batch_size"})
         asked = self.settings.model_dump(include={"samples", "max_tokens"})
@@ -57,7 +57,7 @@ class PublicWork:
         return "--full" if self.settings and self.settings.audit == "full" else ""
 
     def problems(self, wildcards: Wildcards) -> str:
-        """Settings of a benchmark's problems: the number requested, at most all of them."""
+        """Returns settings of a benchmark's problems: the number requested, at most all of them."""
         from troll.tasks.datasets.catalogue import DATA_SETS
 
         name = wildcards["benchmark"]
@@ -91,7 +91,7 @@ class PublicWork:
         return [f"{label}={directory}" for label, directory in self.answers]
 
     def reasons(self, wildcards: Wildcards) -> str:
-        """What is skipped, and why."""
+        """Returns what is skipped, and why."""
         return settings_file("skipped", dict(self.skipped))
 
     @property

@@ -230,7 +230,7 @@ class Targets:
     # Files of a place.
 
     def test_problems(self, wildcards: Wildcards) -> str:
-        """File of the test problems of a place."""
+        """Returns the file of the test problems of a place."""
         return f"{self.root}/data/{task_of(wildcards)}/test.jsonl"
 
     def suites_of(self, task: str) -> dict[str, Suite]:
@@ -238,11 +238,11 @@ class Targets:
         return suites_of(self.experiment, task, self.skipped)
 
     def suite_problems(self, wildcards: Wildcards) -> list[str]:
-        """Files of the problems of further data sets for a place."""
+        """Returns the files of the problems of further data sets for a place."""
         return [f"{self.root}/suites/{name}/test.jsonl" for name in self.suites_of(task_of(wildcards))]
 
     def validation_suites(self, wildcards: Wildcards) -> list[str]:
-        """Files of the problems of the data sets that a run validates on."""
+        """Returns the files of the problems of the data sets that a run validates on."""
         names = self.experiment.tasks[wildcards["task"]].validate_on
         return [f"{self.root}/suites/{name}/test.jsonl" for name in names]
 
@@ -253,11 +253,11 @@ class Targets:
         return [f"{self.root}/{place}/{name}" for name in names]
 
     def grades(self, wildcards: Wildcards) -> list[str]:
-        """Files that exist once the place of a job is graded."""
+        """Returns the files that exist once the place of a job is graded."""
         return self.grades_of(wildcards["checkpoint_dir"])
 
     def key(self, wildcards: Wildcards) -> str:
-        """Key of the planned run or base model of a job; see `keys`."""
+        """Returns the key of the planned run or base model of a job; see `keys`."""
         return self.keys[run_id_of(wildcards["checkpoint_dir"])]
 
     def first_run_of(self, task: str) -> str:
@@ -290,15 +290,15 @@ class Targets:
         return [sha256_of_file(Path(path)) for path in self.claims]
 
     def claims_arguments(self, wildcards: Wildcards) -> list[str]:
-        """Claims files as arguments; a function, as Snakemake would take braces in a text for wildcards."""
+        """Returns claims files as arguments; Snakemake would take braces in a text for wildcards."""
         return [quote(path) for path in self.claims]
 
     def claims_options(self, wildcards: Wildcards) -> list[str]:
-        """Claims files as options."""
+        """Returns claims files as options."""
         return [f"--ledger {quote(path)}" for path in self.claims]
 
     def collect_options(self, wildcards: Wildcards) -> list[str]:
-        """Options of `troll job collect` for all tables of the experiment."""
+        """Returns the options of `troll job collect` for all tables of the experiment."""
         archive = [f"--archive {quote(self.root)}"] if self.experiment.archive else []
         if archive and not self.experiment.repeat and self.released.exists():
             archive.append(f"--released {quote(str(self.released))}")

@@ -214,7 +214,7 @@ class Server:
         return False
 
     def _leave(self, server: int, connection: socket.socket) -> None:
-        """In a forked process, releases everything that belongs to the server."""
+        """Releases, in a forked process, everything that belongs to the server."""
         prctl = ctypes.CDLL(None).prctl
         prctl(_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != server:

@@ -53,7 +53,7 @@ class State:
         return sum(self.jobs[rule] - self.done[rule] for rule in rules)
 
     def left(self) -> float | None:
-        """Remaining seconds of training with as many jobs at a time as now; None if unknown.
+        """Returns the remaining seconds of training with as many jobs at a time as now; None if unknown.
 
         Unknown while a base model is missing. The runs of other targets of the experiment are not counted.
         """

@@ -5,13 +5,12 @@ from itertools import combinations
 from math import gcd
 from typing import Any
 
-from troll.experiment.experiment import Experiment, Run
+from troll.experiment.experiment import COORDINATES, Experiment, Run
 from troll.experiment.measurement_settings import CostBenchmark, StepBenchmark
 from troll.experiment.settings import Training
 from troll.operations.rehearsal.report import PREFIX
 from troll.operations.rehearsal.sources import id_of, template_of
 
-COORDINATES = ("model", "task", "trust_region", "estimator", "condition")
 Pair = tuple[str, str, str, str]
 PROCESSES = "processes"
 """Suffix of the name of the condition under which one run keeps its number of processes."""
