@@ -116,7 +116,7 @@ def test_the_duel_is_tuned_on_the_trials_of_the_first_board(repository):
 def test_the_duel_has_the_size_that_it_says(repository):
     duel = read_protocol(repository / "workflow/config/duel.yaml")
     cells = len(duel.rules) * len(duel.experiment["tasks"])
-    assert cells * sum(further.keep * len(further.seeds) for further in duel.rounds) == 72
+    assert cells * sum(further.trials_kept * len(further.seeds) for further in duel.rounds) == 72
     assert cells * len(duel.seeds) == 180
 
 
