@@ -13,6 +13,7 @@ import pytest
 import typer
 import yaml
 from forked_snakemake import snakemake
+from refusals import refused
 
 from troll import __version__
 from troll.cli.app import app
@@ -279,5 +280,5 @@ def test_the_citation_is_valid_and_of_this_version():
 def test_an_experiment_of_the_example_says_what_is_wrong_without_its_rule(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = next(text for name, text in example("file") if name == "my_experiment.yaml")
-    with pytest.raises(Exception, match=r"trust_regions\.soft-wall: .*my_rules\.py: no such file"):
+    with refused("my_experiment.yaml", "trust_regions.soft-wall", "my_rules.py"):
         parse_experiment(yaml.safe_load(text), "my_experiment.yaml")

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from refusals import error_of
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +44,7 @@ def test_conda_installs_the_package_from_the_checkout_that_is_named(writer, tmp_
         if named:
             assert asked.read_text().strip().endswith(f"--editable {named}")
         else:
-            assert (
-                result.stderr == "error: . is not a checkout of troll; set TROLL_CHECKOUT=/path/to/checkout\n"
-            )
+            error_of(result, "TROLL_CHECKOUT=/path/to/checkout")
 
 
 def test_every_environment_of_the_rules_is_written_with_torch_in_it(writer, repository):
@@ -119,11 +118,8 @@ def test_a_directory_that_is_no_environment_is_left_alone(repository, tmp_path):
     result = subprocess.run(
         command, env=os.environ | {"PYTHON": sys.executable}, capture_output=True, text=True
     )
-    assert result.returncode == 1 and (tmp_path / "home/precious").read_text() == "mine"
-    assert (
-        "home exists and is not a Python environment; choose another path: make env VENV=.venv"
-        in result.stderr
-    )
+    error_of(result, tmp_path / "home", "make env VENV=.venv")
+    assert (tmp_path / "home/precious").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -170,5 +166,5 @@ def test_an_unknown_build_of_torch_is_refused_before_anything_is_installed(repos
     environment = os.environ | {"TORCH": "gpu", "PYTHON": sys.executable}
     command = ["bash", str(repository / "envs/setup.sh"), str(tmp_path / "venv")]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert (result.returncode, result.stderr) == (1, "error: TORCH is gpu; must be cpu or cuda\n")
+    error_of(result, "TORCH", "gpu", "cpu or cuda")
     assert not (tmp_path / "venv").exists()

@@ -3,9 +3,9 @@
 import math
 
 import pytest
+from refusals import refused
 
 from troll.algorithms.trust_regions import ConstraintBreach, ConstraintCheck, Thresholds
-from troll.common.errors import UserError
 
 GOOD = {"kl_violation_max": 1e-9, "solver_residual_max": 1e-5, "kept_mass_min": 0.999, "clip_fraction": 0.001}
 
@@ -36,15 +36,14 @@ def test_a_breach_stops_the_run_and_is_recorded(name, bad):
     constraint_check = ConstraintCheck(Thresholds(kept_mass=0.8, fraction_projected=0.5))
     constraint_check.update(GOOD)
     label = {"clip_fraction": "fraction_projected"}.get(name, name.removesuffix("_max").removesuffix("_min"))
-    with pytest.raises(ConstraintBreach, match=f"step 2: {label} = "):
+    with refused("step 2", label, error=ConstraintBreach):
         constraint_check.update({**GOOD, name: bad})
     assert constraint_check.summary()[f"worst_{label}"] == pytest.approx(bad, nan_ok=True)
 
 
 def test_a_breach_reaches_the_user_as_one_line():
-    with pytest.raises(UserError) as caught:
+    with refused("step 1", "kl_violation", "solver_residual"):
         ConstraintCheck().update({"kl_violation_max": 1.0, "solver_residual_max": 1.0})
-    assert "\n" not in str(caught.value) and "; " in str(caught.value)
 
 
 def test_rules_without_a_projection_are_certified_for_what_they_report():

@@ -13,11 +13,11 @@ from head_oracle import (
     outputs_of,
     run_dense,
 )
+from refusals import refused
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from troll.algorithms.lm_head.head import lm_head
-from troll.common.errors import UserError
 
 SHAPES = [(33, 47, 211, 9), (5, 16, 1000, 64), (1, 3, 5, 2)]
 CHUNKS = [(None, None), (7, 50), (33, 64), (1, 1000), (100, 3)]
@@ -285,32 +285,33 @@ def test_no_tensor_exceeds_a_tile(dtype):
 def test_second_derivatives_are_refused():
     hidden, weight = torch.randn(3, 4, requires_grad=True), torch.randn(7, 4)
     output = lm_head(hidden, weight, torch.tensor([0, 1, 6]))
-    with pytest.raises(UserError, match="lm_head: has no second derivative"):
+    with refused("lm_head", "create_graph=True"):
         torch.autograd.grad(output.label_log_probs.sum(), hidden, create_graph=True)
 
 
 def test_bad_arguments_are_named():
     hidden, weight, labels = torch.zeros(4, 3), torch.zeros(6, 3), torch.zeros(4, dtype=torch.int64)
 
-    def refused(message, *args, **options):
-        with pytest.raises(UserError, match=message):
+    def check(facts, *args, **options):
+        with refused("lm_head", *facts):
             lm_head(*args, **options)
 
-    refused(r"\[N, D\]", hidden, torch.zeros(6, 4), labels)
-    refused(r"labels \(3,\) must be \[N\]", hidden, weight, labels[:3])
-    refused("labels must be int64", hidden, weight, labels.int())
-    refused(r"labels must be in \[0, 6\), found 0 to 6", hidden, weight, torch.tensor([0, 1, 6, 2]))
-    refused(r"labels must be in \[0, 6\), found -100", hidden, weight, torch.tensor([0, 1, -100, 2]))
-    refused(r"support must be in \[-1, 6\)", hidden, weight, labels, support=torch.full((4, 2), -2))
-    refused("support .* with N = 4", hidden, weight, labels, support=torch.zeros(3, 2, dtype=torch.int64))
+    check(("weight (6, 4)", "[V, D]"), hidden, torch.zeros(6, 4), labels)
+    check(("labels (3,)", "[N]", 4), hidden, weight, labels[:3])
+    check(("labels", "int64", "int32"), hidden, weight, labels.int())
+    check(("labels", "[0, 6)", "0 to 6"), hidden, weight, torch.tensor([0, 1, 6, 2]))
+    check(("labels", "[0, 6)", -100), hidden, weight, torch.tensor([0, 1, -100, 2]))
+    check(("support", "[-1, 6)"), hidden, weight, labels, support=torch.full((4, 2), -2))
+    check(("support (3, 2)", "N = 4"), hidden, weight, labels, support=torch.zeros(3, 2, dtype=torch.int64))
     twice = torch.tensor([[0, 1, -1], [2, 3, 5], [-1, -1, -1], [4, 0, 4]])
-    refused("distinct ids in each row, found 4 twice in row 3", hidden, weight, labels, support=twice)
-    refused("not both", hidden, weight, labels, support=labels.unsqueeze(1), support_size=2)
-    refused("support_size is 0", hidden, weight, labels, support_size=0)
-    refused("dropped_mass is 1", hidden, weight, labels, support_size=2, dropped_mass=1.0)
-    refused("temperature is 0", hidden, weight, labels, temperature=0)
-    refused("logit_softcap is 0", hidden, weight, labels, logit_softcap=0)
-    refused("bias", hidden, weight, labels, bias=torch.zeros(4))
-    refused("chunk_vocab is 0", hidden, weight, labels, chunk_vocab=0)
-    refused("backend is 'cuda'", hidden, weight, labels, backend="cuda")
-    refused("triton needs", hidden.double(), weight.double(), labels, backend="triton")
+    check(("support", 4, "row 3"), hidden, weight, labels, support=twice)
+    both = {"support": labels.unsqueeze(1), "support_size": 2}
+    check(both, hidden, weight, labels, **both)
+    check(("support_size", 0), hidden, weight, labels, support_size=0)
+    check(("dropped_mass", 1.0, "[0, 1)"), hidden, weight, labels, support_size=2, dropped_mass=1.0)
+    check(("temperature", 0), hidden, weight, labels, temperature=0)
+    check(("logit_softcap", 0), hidden, weight, labels, logit_softcap=0)
+    check(("bias (4,)", "[V]", 6), hidden, weight, labels, bias=torch.zeros(4))
+    check(("chunk_vocab", 0), hidden, weight, labels, chunk_vocab=0)
+    check(("backend", "'cuda'", "auto, torch or triton"), hidden, weight, labels, backend="cuda")
+    check(("backend", "triton", "float64"), hidden.double(), weight.double(), labels, backend="triton")

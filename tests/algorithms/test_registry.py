@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
+from refusals import refused
 
 from troll.algorithms.advantages import ESTIMATORS, make_estimator
 from troll.algorithms.ranges import Count, Limit, NotNegative, Positive, Share
@@ -27,87 +28,85 @@ MAKE = {"trust region": make_trust_region, "estimator": make_estimator}
 
 
 @pytest.mark.parametrize(
-    ("rule", "setting", "value", "right"),
+    ("rule", "setting", "value", "facts"),
     [
-        ("troll", "kl_bound", -1, "a number >= 0 or infinity"),
-        ("troll", "kl_bound", math.nan, "a number >= 0 or infinity"),
-        ("troll", "regression_weight", -0.1, "a number >= 0"),
-        ("troll", "regression_weight", math.inf, "a number >= 0"),
-        ("clip", "dual_clip", 0.5, "a number > 1, or none"),
-        ("clip", "dual_clip", 1, "a number > 1, or none"),
-        ("clip", "epsilon_low", -0.2, "a number >= 0 or infinity"),
-        ("gspo-clip-tight", "epsilon_high", -3e-4, "a number >= 0 or infinity"),
-        ("cispo", "ratio_max", True, "a number >= 0 or infinity"),
-        ("sapo", "temperature_negative", 0.0, "a number > 0"),
-        ("dppo-topk-kl", "threshold_low", None, "a number >= 0 or infinity"),
-        ("quatro-recon-gradient", "log_weight", "men", "one of 'mean', 'sum', 'token'"),
-        ("kl-penalty", "adaptive", "no", "true or false"),
-        ("kl-penalty", "target_kl", 0, "a number > 0"),
-        ("troll-adaptive", "rate", 1.0, "a number > 1"),
-        ("troll-adaptive", "schedule_steps", 2.5, "an integer > 0"),
+        ("troll", "kl_bound", -1, (">= 0",)),
+        ("troll", "kl_bound", math.nan, (">= 0",)),
+        ("troll", "regression_weight", -0.1, (">= 0",)),
+        ("troll", "regression_weight", math.inf, (">= 0",)),
+        ("clip", "dual_clip", 0.5, ("> 1",)),
+        ("clip", "dual_clip", 1, ("> 1",)),
+        ("clip", "epsilon_low", -0.2, (">= 0",)),
+        ("gspo-clip-tight", "epsilon_high", -3e-4, (">= 0",)),
+        ("cispo", "ratio_max", True, (">= 0",)),
+        ("sapo", "temperature_negative", 0.0, ("> 0",)),
+        ("dppo-topk-kl", "threshold_low", None, (">= 0",)),
+        ("quatro-recon-gradient", "log_weight", "men", ("mean", "'sum'", "token")),
+        ("kl-penalty", "adaptive", "no", ()),
+        ("kl-penalty", "target_kl", 0, ("> 0",)),
+        ("troll-adaptive", "rate", 1.0, ("> 1",)),
+        ("troll-adaptive", "schedule_steps", 2.5, ("> 0",)),
     ],
 )
-def test_what_a_trust_region_refuses(rule, setting, value, right):
-    with pytest.raises(UserError) as error:
+def test_what_a_trust_region_refuses(rule, setting, value, facts):
+    with refused(f"trust region {rule!r}", setting, repr(value), *facts):
         make_trust_region(rule, **{setting: value})
-    assert str(error.value) == f"trust region {rule!r}: {setting} is {value!r}, must be {right}"
 
 
 @pytest.mark.parametrize(
-    ("rule", "setting", "value", "right"),
+    ("rule", "setting", "value", "facts"),
     [
-        ("grpo", "epsilon", -1e-6, "a number > 0"),
-        ("reinforce++", "gamma", 1.01, r"a number in [0, 1]"),
-        ("ppo-max", "lam", -0.1, r"a number in [0, 1]"),
-        ("ppo-max", "reward_clip", 0, "a number > 0, or none"),
-        ("ppo-max", "reward_norm", "men", "one of 'mean-std', 'std', 'none'"),
-        ("gae", "whitened", 1, "true or false"),
+        ("grpo", "epsilon", -1e-6, ("> 0",)),
+        ("reinforce++", "gamma", 1.01, ("[0, 1]",)),
+        ("ppo-max", "lam", -0.1, ("[0, 1]",)),
+        ("ppo-max", "reward_clip", 0, ("> 0",)),
+        ("ppo-max", "reward_norm", "men", ("mean-std", "'std'", "none")),
+        ("gae", "whitened", 1, ()),
     ],
 )
-def test_what_an_estimator_refuses(rule, setting, value, right):
-    with pytest.raises(UserError) as error:
+def test_what_an_estimator_refuses(rule, setting, value, facts):
+    with refused(f"estimator {rule!r}", setting, repr(value), *facts):
         make_estimator(rule, **{setting: value})
-    assert str(error.value) == f"estimator {rule!r}: {setting} is {value!r}, must be {right}"
 
 
 @pytest.mark.parametrize(
-    ("rule", "settings", "message"),
+    ("rule", "settings", "facts"),
     [
-        ("icepop", {"ratio_min": 6.0, "ratio_max": 1.0}, "ratio_min is 6.0, must be <= ratio_max = 1.0"),
-        ("icepop", {"ratio_min": 6.0}, "ratio_min is 6.0, must be <= ratio_max = 5.0"),
-        ("clip-cov", {"covariance_min": 6}, "covariance_min is 6.0, must be <= covariance_max = 5.0"),
-        ("bapo", {"ratio_min": 0.9}, "ratio_min is 0.9, must be <= ratio_min_last = 0.8"),
-        ("bapo", {"ratio_max_last": 1.1}, "ratio_max is 1.2, must be <= ratio_max_last = 1.1"),
+        ("icepop", {"ratio_min": 6.0, "ratio_max": 1.0}, ("ratio_min", "6.0", "ratio_max", "1.0")),
+        ("icepop", {"ratio_min": 6.0}, ("ratio_min", "6.0", "ratio_max", "5.0")),
+        ("clip-cov", {"covariance_min": 6}, ("covariance_min", "6.0", "covariance_max", "5.0")),
+        ("bapo", {"ratio_min": 0.9}, ("ratio_min", "0.9", "ratio_min_last", "0.8")),
+        ("bapo", {"ratio_max_last": 1.1}, ("ratio_max", "1.2", "ratio_max_last", "1.1")),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(rule, settings, message):
-    with pytest.raises(UserError) as error:
+def test_settings_that_contradict_each_other_are_refused(rule, settings, facts):
+    with refused(f"trust region {rule!r}", *facts):
         TRUST_REGIONS.complete(rule, settings)
-    assert str(error.value) == f"trust region {rule!r}: {message}"
     wide = {"ratio_min": 0.5, "ratio_max": 0.5} if rule == "icepop" else {}  # equal ones are no contradiction
     assert wide.items() <= TRUST_REGIONS.complete(rule, wide).items()
 
 
 def test_a_number_that_yaml_reads_as_text_gets_a_hint():
-    with pytest.raises(UserError, match=r"kl_bound is '5e-2', must be a number >= 0 or infinity; it is text"):
+    with refused("troll", "kl_bound", "'5e-2'", ">= 0", "text"):
         make_trust_region("troll", kl_bound="5e-2")
-    with pytest.raises(UserError, match=r"must be a number >= 0 or infinity$"):
+    with refused("troll", "kl_bound", "'small'", ">= 0") as error:
         make_trust_region("troll", kl_bound="small")
+    assert "text" not in str(error.value)
 
 
 @pytest.mark.parametrize(("kind", "name", "key"), NUMBERS)
 def test_no_setting_takes_nan_text_or_a_flag(kind, name, key):
     for value in (math.nan, "0.1", True, [0.1]):
-        with pytest.raises(UserError, match=f"{key} is .*, must be "):
+        with refused(name, key, value if value is math.nan else repr(value)):
             MAKE[kind](name, **{key: value})
 
 
 def test_bounds_of_a_moving_bound_agree():
-    with pytest.raises(UserError, match=r"kl_bound .* is 2.0, must be a number in"):
+    with refused("troll-adaptive", "kl_bound", "2.0"):
         TRUST_REGIONS.complete("troll-adaptive", {"kl_bound": 2.0})  # so that `troll check` refuses it too
-    with pytest.raises(UserError, match=r"kl_bound_min is 0.1, must be <= kl_bound_max = 0.01"):
+    with refused("troll-adaptive", "kl_bound_min", "0.1", "kl_bound_max", "0.01"):
         make_trust_region("troll-adaptive", kl_bound_min=0.1, kl_bound_max=0.01)
-    with pytest.raises(UserError, match=r"kl_bound .* is 2.0, must be a number in \[0.001, 1\]"):
+    with refused("kl_bound", "2.0", "[0.001, 1]"):
         make_trust_region("troll-adaptive", kl_bound=2.0)
 
 
@@ -121,7 +120,7 @@ def test_a_rule_without_annotations_is_held_to_the_type_of_its_defaults():
     assert registry["mine"].settings["number"].default == 2
     registry.complete("mine", {"number": 0.5, "flag": True, "word": "b", "anything": [1]})
     for wrong in ({"number": "1"}, {"number": math.nan}, {"number": True}, {"flag": 1}, {"word": 1}):
-        with pytest.raises(UserError, match="rule 'mine'"):
+        with refused("'mine'", *map(repr, wrong.values()), *wrong):
             registry.complete("mine", wrong)
 
 
@@ -134,13 +133,13 @@ def test_a_registration_is_held_to_the_same():
     def incomplete(batch, *, bound: Positive):
         """Nothing."""
 
-    with pytest.raises(UserError, match=r"rule 'mine': bound is -1.0, must be"):
+    with refused("'mine'", "bound", "-1.0"):
         registry.add(Entry, "mine", rule, defaults={"bound": -1.0})
-    with pytest.raises(UserError, match=r"register\('mine'\): unknown setting 'bond'; valid: bound, mode"):
+    with refused("'mine'", "'bond'", "bound, mode"):
         registry.add(Entry, "mine", rule, defaults={"bond": 1.0})
-    with pytest.raises(UserError, match="unknown name 'mean'"):
+    with refused("'mean'", "token-mean"):
         registry.add(Entry, "mine", rule, defaults={}, aggregation="mean")
-    with pytest.raises(UserError, match="setting 'bound' has no default"):
+    with refused("'mine'", "'bound'"):
         registry.add(Entry, "mine", incomplete, defaults={})
     assert not registry and "mine" not in registry
 
@@ -199,15 +198,14 @@ def rule_with(annotation, tmp_path, *, lazy=False, default="1.0", **settings):
 )
 def test_text_is_read_as_the_annotation_that_it_means(tmp_path, annotation, lazy):
     assert rule_with(annotation, tmp_path, lazy=lazy, a=0.5).settings == {"a": 0.5}
-    with pytest.raises(UserError, match="a is -1, must be a number >= 0"):
+    with refused("a", -1, ">= 0"):
         rule_with(annotation, tmp_path, lazy=lazy, a=-1)
 
 
 @pytest.mark.parametrize("annotation", ["'Positive'", "'a number'", "Optional['Positive']"])
 def test_an_annotation_that_cannot_be_read_is_one_line(tmp_path, annotation):
-    with pytest.raises(UserError, match=r"register\('mine.py:f'\): setting 'a': cannot read its") as error:
+    with refused("mine.py:f", "'a'", "TYPE_CHECKING"):
         rule_with(annotation, tmp_path)
-    assert "TYPE_CHECKING" in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -249,5 +247,5 @@ def test_a_setting_may_have_the_name_of_a_method_but_not_a_hidden_one():
         """Nothing."""
 
     assert settings_of("rule", rule).completed("rule", {"copy": 3}) == {"copy": 3, "model_size": 2.0}
-    with pytest.raises(UserError, match="rule: setting '_x' must begin with a letter"):
+    with refused("rule", "'_x'"):
         settings_of("rule", hidden)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from policy_cases import make_case
+from refusals import check_facts, refused
 
 from troll.algorithms.advantages import make_estimator
 from troll.algorithms.trust_regions import TRUST_REGIONS, make_trust_region
-from troll.common.errors import UserError
 from troll.common.user_files import file_digest
 from troll.experiment.experiment import resolve
 from troll.experiment.files import parse_experiment
@@ -50,85 +50,88 @@ def test_a_rule_in_a_file_is_a_trust_region_with_settings():
     expected = -case.advantages * difference.exp() + 0.25 * difference.square()
     mask = case.mask.bool()
     torch.testing.assert_close(losses.per_token[mask].double(), expected[mask], rtol=1e-5, atol=1e-6)
-    with pytest.raises(UserError, match=r"coefficient is -1, must be a number >= 0"):
+    with refused("coefficient", -1, ">= 0"):
         make_trust_region("my_rules.py:soft_wall", coefficient=-1)
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "message"),
+    ("name", "text", "facts"),
     [
-        ("no_rules.py:soft_wall", None, r"trust region: no_rules\.py: no such file in /"),
-        ("my_rules.py:soft_walls", None, r"trust region: my_rules\.py: .*soft_walls.*soft_wall"),
+        ("no_rules.py:soft_wall", None, ("no_rules.py",)),
+        ("my_rules.py:soft_walls", None, ("my_rules.py", "'soft_walls'", "'soft_wall'")),
         (
             "my_rules.py:helper",
             None,
-            r"my_rules\.py: helper\(x\) is not a rule; a rule takes \(new, old, adv",
+            ("my_rules.py", "helper(x)", "(new, old, advantages, mask)"),
         ),
-        ("bad.py:f", "def f(:\n", r"trust region: bad\.py:1: SyntaxError: "),
-        ("bad.py:f", "import math\n\nmath.nothing\n", r"trust region: bad\.py:3: AttributeError: "),
-        ("bad.py:f", "def f(new, old, advantages, mask, *, a): ...", r"setting 'a' has no default"),
+        ("bad.py:f", "def f(:\n", ("bad.py:1", "SyntaxError")),
+        ("bad.py:f", "import math\n\nmath.nothing\n", ("bad.py:3", "AttributeError")),
+        ("bad.py:f", "def f(new, old, advantages, mask, *, a): ...", ("bad.py:f", "'a'")),
         (
             "bad.py:f",
             "def f(new, old, advantages, mask, *, step_tokens=1): ...",
-            r"f: 'step_tokens' cannot be the name of a setting",
+            ("bad.py", "f", "'step_tokens'"),
         ),
         (
             "bad.py:f",
             "def f(new, old, advantages, mask, context): ...",
-            r"context\) is not a rule",
+            ("bad.py", "f(new, old, advantages, mask, context)"),
         ),
-        ("bad.py:f", "def f(new, old, advantages, mask, other): ...", r"other\) is not a rule"),
+        (
+            "bad.py:f",
+            "def f(new, old, advantages, mask, other): ...",
+            ("bad.py", "f(new, old, advantages, mask, other)"),
+        ),
         (
             "bad.py:f",
             "def f(new, old, advantages, mask):\nreturn 1\n",
-            r"bad\.py:2: IndentationError: expected",
+            ("bad.py:2", "IndentationError"),
         ),
         (
             "bad.py:f",
             "import sys\nsys.exit(3)\n",
-            r"bad\.py:2: SystemExit: 3; importing a rule must not exit",
+            ("bad.py:2", "SystemExit", 3),
         ),
         (
             "bad.py:f",
             "raise SystemExit\n",
-            r"bad\.py:1: SystemExit; importing a rule must not exit the program",
+            ("bad.py:1", "SystemExit"),
         ),
-        ("bad.py:f", "raise ValueError('a\\nb')\n", r"bad\.py:1: ValueError: a b; the file must run without"),
-        ("bad.py:f", "x = 1\ny = '\udce9'\n", r"bad\.py:2: SyntaxError: .*'utf-8' .*; must be UTF-8 text"),
+        ("bad.py:f", "raise ValueError('a\\nb')\n", ("bad.py:1", "ValueError: a b")),
+        ("bad.py:f", "x = 1\ny = '\udce9'\n", ("bad.py:2", "SyntaxError", "UTF-8")),
         # A ValueError before Python 3.11.4.
         (
             "bad.py:f",
             "x = 1\n\0\n",
-            r"trust region: bad\.py: (Syntax|Value)Error: source code .* null bytes(;|$)",
+            ("bad.py", "null bytes"),
         ),
-        ("bad.py:f", "import no_such\n", r"bad\.py:1: ModuleNotFoundError: No module named 'no_such'"),
+        ("bad.py:f", "import no_such\n", ("bad.py:1", "ModuleNotFoundError", "no_such")),
         (
             "bad.py:f",
             "f = 3\n",
-            r"bad\.py: f is of type int, must be a function: def f\(new, old, advantages, mask\)",
+            ("bad.py", "f", "int", "def f(new, old, advantages, mask)"),
         ),
-        ("bad.py:f", "class f: ...\n", r"bad\.py: f is of type type, must be a function"),
-        ("bad.py:f", "x = 3\n", r"bad\.py: has no functions, must have def f\(new, old, advantages, mask\)"),
-        ("bad.py:", RULE, r"bad\.py: unknown function ''; valid: soft_wall, helper"),
-        ("bad.py", RULE, r"bad\.py does not name a function; expected bad\.py:my_function"),
-        ("ba\0d.py:f", None, r"'ba\\x00d\.py': cannot be read \(.*null"),
+        ("bad.py:f", "class f: ...\n", ("bad.py", "f", "type")),
+        ("bad.py:f", "x = 3\n", ("bad.py", "def f(new, old, advantages, mask)")),
+        ("bad.py:", RULE, ("bad.py", "''", "soft_wall, helper")),
+        ("bad.py", RULE, ("bad.py", "bad.py:my_function")),
+        ("ba\0d.py:f", None, ("'ba\\x00d.py'",)),
     ],
 )
-def test_mistakes_are_one_line(rules, name, text, message):
+def test_mistakes_are_one_line(rules, name, text, facts):
     if text is not None:
         (rules.parent / name.split(":")[0]).write_text(text, errors="surrogateescape")
-    with pytest.raises(UserError, match=message) as error:
+    with refused(*facts):
         make_trust_region(name)
-    assert "\n" not in str(error.value)
 
 
 def test_what_is_no_file_is_refused_and_a_pipe_is_not_waited_for(tmp_path):
     (tmp_path / "folder.py").mkdir()
     os.mkfifo(tmp_path / "pipe.py")
     for call in (make_trust_region, file_digest):
-        with pytest.raises(UserError, match=r"folder\.py: is a directory, must be a Python file"):
+        with refused("folder.py", "directory"):
             call("folder.py:f")
-        with pytest.raises(UserError, match=r"pipe\.py: is a pipe or a device, must be a Python file"):
+        with refused("pipe.py", "pipe"):
             call("pipe.py:f")
 
 
@@ -182,7 +185,7 @@ def test_a_relative_path_is_the_file_that_it_names_now(tmp_path, monkeypatch):
     assert [one.settings["factor"] for one in found] == [1.0, 2.0]
     assert found[0].info is not found[1].info and TRUST_REGIONS["scaled.py:scaled"] is found[1].info
     (tmp_path / "two/scaled.py").unlink()
-    with pytest.raises(UserError, match=r"scaled\.py: no such file"):
+    with refused("scaled.py"):
         make_trust_region("scaled.py:scaled")
     assert not [name for name in TRUST_REGIONS if ".py:" in name], "those of the package alone are listed"
 
@@ -201,25 +204,30 @@ def test_a_setting_may_have_any_name(rules, setting):
     assert losses.equal(2.0 * case.advantages * case.mask)
 
 
-@pytest.mark.parametrize(("make", "rule"), [(make_trust_region, "clip"), (make_estimator, "grpo")])
-def test_an_unknown_setting_is_one_line_whatever_its_name(make, rule):
+@pytest.mark.parametrize(
+    ("make", "rule", "setting"),
+    [(make_trust_region, "clip", "epsilon_low"), (make_estimator, "grpo", "epsilon")],
+)
+def test_an_unknown_setting_is_one_line_whatever_its_name(make, rule, setting):
     for name in ("name", "self", "function", "nonsense"):
-        with pytest.raises(UserError, match=rf"{rule}': unknown setting '{name}'; valid: epsilon"):
+        with refused(rule, repr(name), setting):
             make(rule, **{name: 1})
 
 
 @pytest.mark.parametrize(
-    ("rule", "message"),
+    ("rule", "facts"),
     [
-        ("my_rules.py:absent", "error: trust region: my_rules.py: unknown function 'absent'"),
-        ("my_rules:soft_wall", "error: trust region: unknown name 'my_rules:soft_wall'; valid: "),
+        ("my_rules.py:absent", ("my_rules.py", "'absent'", "soft_wall")),
+        ("my_rules:soft_wall", ("'my_rules:soft_wall'", "troll")),
     ],
 )
-def test_the_contract_says_in_a_line_that_there_is_no_such_rule(rule, message):
+def test_the_contract_says_in_a_line_that_there_is_no_such_rule(rule, facts):
     contract = Path(__file__).with_name("test_trust_region_contract.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", str(contract)]
     result = subprocess.run(
         command, env=os.environ | {"TROLL_CONTRACT": rule}, capture_output=True, text=True, check=False
     )
-    assert result.returncode and [line for line in result.stdout.splitlines() if line.startswith(message)]
+    (line,) = {line for line in result.stdout.splitlines() if line.startswith("error: ")}
+    check_facts(line, *facts)
+    assert result.returncode
     assert "UserError" not in result.stdout and "KeyError" not in result.stdout

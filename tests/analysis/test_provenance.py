@@ -54,7 +54,7 @@ def test_another_place_may_have_other_libraries_and_base_models_and_no_other_dat
     for name in ("environment", "base_model"):
         here = [run(letter, place="here", **{name: "1"}) for letter in "ab"]
         assert check_digests([*here, run("c", place="there", **{name: "2"})]) == [False] * 3
-        with refused(f"digests.{name}", "1 in a, b", "2 in d"):
+        with refused(f"digests.{name}", "1 in a, b", "2 in d", "allow_mixed: true"):
             check_digests([*here, run("d", place="here", **{name: "2"})])
     for name in ("data", "test_data"):
         with refused(f"digests.{name}", "experiment e", "task chains"):
@@ -115,7 +115,7 @@ def test_what_a_later_version_changes_may_not_stand_beside_its_runs(monkeypatch)
     assert check_digests([*older, run("b", version=2, rule="kl-penalty")]) == [False] * 3, "another rule"
     assert check_digests([*older, run("b", version=3, experiment="other")]) == [False] * 3, "another table"
     mixed = [*older, run("b", version=3, rule="clip")]
-    with refused("numerics", "experiment e", "1 in a", "3 in others"):
+    with refused("numerics", "experiment e", "1 in a", "3 in others", "allow_mixed: true"):
         check_digests(mixed)
     assert check_digests(mixed, allow_mixed=True) == [True, False, False]
     with refused("numerics", "0 in a, base/tiny/chains", 1):

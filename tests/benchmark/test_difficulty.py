@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
+from refusals import refused
 
 from difficulty import run_difficulty, tail_shares
-from troll.common.errors import UserError
 from troll.common.files import write_json, write_jsonl
 from troll.experiment.model_settings import FromScratch
 from troll.tasks.registry import get_task, write_problems
@@ -72,5 +72,5 @@ def test_grades_of_other_samples_are_refused_in_one_line(base, tmp_path):
     (broken / "samples.jsonl").write_text((base / "samples.jsonl").read_text())
     (broken / "manifest.json").write_text("{}")
     (broken / "grades.json").write_text(json.dumps({"problems": {}}))
-    with pytest.raises(UserError, match=r"grades\.json does not match samples\.jsonl"):
+    with refused("grades.json", "samples.jsonl"):
         run_difficulty([broken], tmp_path / "out", data=base.parents[2] / "data")

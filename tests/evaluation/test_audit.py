@@ -4,6 +4,7 @@ import ast
 import inspect
 
 import pytest
+from refusals import refused
 
 import audit as auditing
 import code_judges as judging
@@ -137,7 +138,7 @@ def test_a_misjudged_notation_fails_the_audit():
         "fractions": {"ok": True},
         "code_judges": [],
     }
-    with pytest.raises(UserError, match=r"audit: failed for notations \(10% for 10\)"):
+    with refused("audit", "notations", "10% for 10"):
         require_passed(result)
 
 
@@ -191,9 +192,7 @@ def test_the_script_writes_the_audit_or_a_part_of_it(small, monkeypatch, tmp_pat
 def test_a_grader_that_errs_fails_the_audit(small, monkeypatch, judge, failed):
     monkeypatch.setattr(auditing, "judge_math", judge)
     result = audit()
-    with pytest.raises(
-        UserError, match=f"audit: failed for {failed} \\(gsm8k [a-z]+ 0, gsm8k [a-z]+ 1, .*\\)"
-    ):
+    with refused("audit", failed):
         require_passed(result)
     assert not result["ok"]
     assert {row["task_id"] for row in result["exceptions"]} == {"0", "1", "2", "3"}
@@ -265,16 +264,16 @@ def test_values_count_as_what_they_equal():
 def test_a_program_that_is_overpaid_fails_the_audit(small, monkeypatch):
     overpaid = {"ok": False, "programs": 1, "raised": ["sleeps"], "honest": 0}
     monkeypatch.setattr(auditing, "audit_fractions", lambda full: overpaid)
-    with pytest.raises(UserError, match=r"failed for shares of tests \(sleeps\)"):
+    with refused("audit", "shares of tests", "sleeps"):
         require_passed(audit())
 
 
 def test_a_refused_honest_program_fails_the_audit(small, monkeypatch):
-    refused = {"set": "unusual", "programs": 1, "both": 0, "troll": 0, "evalplus": 1, "neither": 0}
-    row = {**refused, "names": ["numpy"], "ok": False}
+    row = {"set": "unusual", "programs": 1, "both": 0, "troll": 0, "evalplus": 1, "neither": 0}
+    row |= {"names": ["numpy"], "ok": False}
     monkeypatch.setattr(auditing, "code_judges", lambda data, hostile: [row])
     result = audit()
-    with pytest.raises(UserError, match="the judges of code on unusual \\(numpy\\)"):
+    with refused("audit", "unusual", "numpy"):
         require_passed(result)
 
 

@@ -5,11 +5,11 @@ import threading
 import pytest
 import yaml
 from forked_snakemake import snakemake
+from refusals import error_of, refused
 from typer.testing import CliRunner
 
 from troll.cli.app import app
 from troll.cli.job_train import train
-from troll.common.errors import UserError
 from troll.common.files import only_writer, write_json
 from troll.experiment.experiment import resolve
 from troll.experiment.files import parse_experiment, write_run_file
@@ -50,17 +50,17 @@ def read(path, **changes):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "facts"),
     [
-        ({"methd": "troll"}, "mine.yaml: claim claim0: methd: unknown key 'methd'"),
-        ({"direction": "up"}, "mine.yaml: claim claim0: direction is 'up', must be one of 'higher'"),
+        ({"methd": "troll"}, ("mine.yaml", "claim claim0", "'methd'")),
+        ({"direction": "up"}, ("mine.yaml", "claim claim0", "direction", "'up'", "'higher'")),
     ],
 )
-def test_check_reads_the_claims_files(write, change, message):
+def test_check_reads_the_claims_files(write, change, facts):
     path = write(change)
     for words in (["check", str(path)], ["check", str(path), "--names"]):
         result = CliRunner().invoke(app, words)
-        assert isinstance(result.exception, UserError) and message in str(result.exception)
+        error_of(result, *facts)
         assert not result.stdout
 
 
@@ -176,17 +176,15 @@ def test_the_packages_own_claims_are_not_doubted(write):
 
 def test_a_wrong_metric_is_found_before_any_run(write):
     result = CliRunner().invoke(app, ["check", str(write({"metric": "acuracy"}))])
-    assert isinstance(result.exception, UserError) and not result.stdout
-    assert str(result.exception).startswith("mine.yaml: claim claim0: metric: unknown metric 'acuracy'; ")
+    error_of(result, "mine.yaml", "claim claim0", "metric", "'acuracy'")
+    assert not result.stdout
 
 
 def test_settings_of_a_run_that_clash_name_no_key_that_is_not_there(write):
     data = contents(write({}))
     data["conditions"]["stale"]["mini_batches"] = 3
-    with pytest.raises(UserError) as error:
+    with refused("x.yaml", "conditions.stale", "run tiny/chains/clip/grpo/stale/seed0", "16 responses", 3):
         parse_experiment(data, "x.yaml")
-    run = "tiny/chains/clip/grpo/stale/seed0"
-    assert str(error.value).startswith(f"x.yaml: conditions.stale: run {run}: 16 responses (")
 
 
 @pytest.mark.snakemake
@@ -195,9 +193,7 @@ def test_snakemake_refuses_a_broken_claims_file_before_any_job(repository, write
     for name in ("Snakefile", "workflow", "envs"):
         (tmp_path / name).symlink_to(repository / name)
     result = snakemake("--cores", "1", "--configfile", "experiment.yaml", cwd=tmp_path)
-    assert result.returncode == 1
-    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert errors == ["error: mine.yaml: claim claim0: metric is 3, must be text"]
+    error_of(result, "mine.yaml", "claim claim0", "metric", 3, alone=False)
     assert not (tmp_path / "results").exists()
 
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 import yaml
+from refusals import error_of, refused
 
-from troll.common.errors import UserError
 from troll.experiment.files import load_experiment, parse_experiment
 from troll.experiment.gpu_memory import fits, usable
 from troll.operations import costs, doctor, gpu_fit
@@ -89,11 +89,9 @@ def test_the_card_is_the_files_else_the_profiles_else_this_machines(large, tmp_p
 def test_a_run_that_cannot_fit_is_refused_in_one_line(large, monkeypatch):
     seen(monkeypatch)
     experiment = parse_experiment(large, "x")
-    with pytest.raises(UserError) as caught:
+    facts = ("132 GiB", "8 GPUs", "80 GiB", "gpu_memory", 79)
+    with refused("large.yaml", "big/gsm8k/clip/grpo/only", *facts):
         refuse_impossible(experiment, experiment.runs(), "large.yaml")
-    [line] = str(caught.value).splitlines()
-    assert line.startswith("large.yaml: big/gsm8k/clip/grpo/only cannot fit: weights, AdamW's moments and ")
-    assert "take 132 GiB on each of 8 GPUs, and cards of 80 GiB (gpu_memory) have 79" in line
     # A tight run is only named, since an estimate may be wrong; so is one on unknown cards.
     for change in ({"gpu_memory": 141}, {"gpu_memory": None}):
         fine = parse_experiment(large | change, "x")
@@ -137,8 +135,8 @@ def test_check_refuses_and_shows_one_group(large, tmp_path, troll, repository):
     path = tmp_path / "large.yaml"
     path.write_text(yaml.safe_dump(large))
     result = troll("check", path, "--cost", cwd=tmp_path)
-    assert result.returncode != 0 and "DOES NOT FIT" in result.stdout
-    assert result.stderr.startswith(f"error: {path}: big/gsm8k/clip/grpo/only cannot fit")
+    assert "DOES NOT FIT" in result.stdout
+    error_of(result, path, "big/gsm8k/clip/grpo/only")
     assert troll("check", path, cwd=tmp_path).stderr == result.stderr
     group = troll("check", repository / FILE, "--cost", "--only", "paper_code", cwd=tmp_path)
     assert "paper_code" in group.stdout and "paper_sizes" not in group.stdout

@@ -5,10 +5,10 @@ import json
 
 import pytest
 import yaml
+from refusals import error_of
 from typer.testing import CliRunner
 
 from troll.cli.app import app
-from troll.common.errors import UserError
 from troll.common.processor import processor_name
 from troll.experiment.experiment import resolve
 from troll.experiment.files import parse_experiment
@@ -127,10 +127,7 @@ def test_check_compares_responses_with_the_context_of_a_model_of_the_hub(
     known_context.cache_clear()
     assert (result.exit_code == 0) is fits
     if not fits:
-        said = (
-            "max_prompt_tokens 64 and max_response_tokens 128 exceed the context of 191 tokens of model small"
-        )
-        assert said in str(result.exception) and isinstance(result.exception, UserError)
+        error_of(result, "max_prompt_tokens 64", "max_response_tokens 128", "191 tokens", "model small")
 
 
 MISSING = object()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from refusals import refused
 from typer.testing import CliRunner
 
-from troll.common.errors import UserError
 from troll.experiment.experiment import Run
 from troll.experiment.files import parse_experiment, read_experiment
 from troll.operations.rehearsal import outcome
@@ -148,7 +148,7 @@ def test_a_coin_falls_by_problem_and_response_alone(tiny_base):
 
 def test_wrong_divisibility_in_a_condition_is_found(contents):
     contents["conditions"]["stale2x"] = {"mini_batches": 7}
-    with pytest.raises(UserError, match=r"small\.yaml: conditions\.stale2x: run .*do not divide into 7"):
+    with refused("small.yaml", "conditions.stale2x", "responses", 7):
         experiment_of(contents)
 
 
@@ -248,17 +248,17 @@ def test_what_is_found_is_written_down_told_to_the_doctor_and_is_the_status(cont
 
 
 @pytest.mark.parametrize(
-    ("inside", "results", "message"),
+    ("inside", "results", "facts"),
     [
-        (False, "results", "rehearse: .* is not here"),
-        (True, "elsewhere", "--results: the workflow writes to"),
+        (False, "results", ("rehearse", "Snakefile")),
+        (True, "elsewhere", ("--results", "results")),
     ],
 )
 def test_the_wrong_place_is_refused_before_anything_is_looked_at(
-    contents, tmp_path, monkeypatch, capsys, inside, results, message
+    contents, tmp_path, monkeypatch, capsys, inside, results, facts
 ):
     monkeypatch.chdir(REPOSITORY if inside else tmp_path)
-    with pytest.raises(UserError, match=message):
+    with refused(*facts):
         rehearse(experiment_of(contents), tmp_path / results if inside else Path(results))
     assert capsys.readouterr().err == "" and not list(tmp_path.iterdir())
 

@@ -5,10 +5,10 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from refusals import refused
 from safetensors import SafetensorError
 
 from troll.common.digests import digest_of_json
-from troll.common.errors import UserError
 from troll.common.machine_errors import as_user_error
 from troll.training.checkpoints import COMPLETE, CheckpointCallback
 
@@ -92,5 +92,5 @@ def test_a_checkpoint_of_another_configuration_is_named_and_not_used(tmp_path, c
     ],
 )
 def test_what_libraries_say_of_a_disk_that_fills_is_understood(error, tmp_path):
-    with pytest.raises(UserError, match="no space left on the disk"), as_user_error(tmp_path):
+    with refused(tmp_path, "disk"), as_user_error(tmp_path):
         raise error

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from refusals import refused
 from transformers import GenerationConfig, TrainingArguments
 from trl import GRPOConfig, GRPOTrainer, TrlParser
 from trl.trainer.utils import RepeatSampler
 
 import troll
-from troll.common.errors import UserError
 from troll.experiment.settings import Critic, Overlong, Regulariser
 from troll.training import trl_parts
 from troll.training.config import TrustRegionConfig
@@ -30,12 +30,6 @@ def config(**options):
 
 def settings_of(**options):
     return config(**options).resolve().rule_settings
-
-
-def refused(message, **options):
-    with pytest.raises(UserError, match=message) as caught:
-        config(**options)
-    assert "\n" not in str(caught.value)
 
 
 def test_every_option_of_grpo_is_honoured_or_refused():
@@ -79,7 +73,7 @@ def test_options_that_were_changed_are_resolved_as_they_are_now():
     assert found.rule_settings["epsilon_low"] == 0.1
     assert found.aggregation == "seq-mean-token-sum"
     changed.estimator, changed.critic = "grpo", {}
-    with pytest.raises(UserError, match="estimator 'grpo' does not use a critic"):
+    with refused("estimator 'grpo'", "critic"):
         changed.resolve()
 
 
@@ -90,73 +84,77 @@ def test_blocks_may_be_settings_mappings_or_json():
 
 
 @pytest.mark.parametrize(
-    ("message", "options"),
+    ("facts", "options"),
     [
-        ("unknown name 'clipp'.*'clip'", {"trust_region": "clipp"}),
-        ("kl_bond", {"trust_region_settings": {"kl_bond": 1}}),
-        ("unknown name 'gpro'.*'grpo'", {"estimator": "gpro"}),
-        ("aggregation is 'mean', must be one of 'token-mean'", {"aggregation": "mean"}),
-        ("overlong.buffer is 0, must be an integer > 0", {"estimator": "grpo", "overlong": {"buffer": 0}}),
-        ("regulariser: unknown key|unknown key 'weight'", {"regulariser": {"weight": 1}}),
-        ("max_prompt_tokens is 0, must be an integer > 0", {"max_prompt_tokens": 0}),
-        ("top_p is 0.9", {"top_p": 0.9}),
-        ("min_p is 0.1", {"min_p": 0.1}),
-        ("generation_kwargs: top_k is 5", {"generation_kwargs": {"top_k": 5}}),
-        ("generation_kwargs: typical_p is 0.9", {"generation_kwargs": {"typical_p": 0.9}}),
-        ("generation_kwargs: eta_cutoff is 0.01", {"generation_kwargs": {"eta_cutoff": 0.01}}),
-        ("generation_kwargs: top_h is 0.5", {"generation_kwargs": {"top_h": 0.5}}),
-        ("generation_kwargs: num_beams is 2", {"generation_kwargs": {"num_beams": 2}}),
-        ("generation_kwargs: suppress_tokens is", {"generation_kwargs": {"suppress_tokens": [7]}}),
+        (("'clipp'", "'clip'"), {"trust_region": "clipp"}),
+        (("'kl_bond'", "'kl_bound'"), {"trust_region_settings": {"kl_bond": 1}}),
+        (("gpro", "grpo"), {"estimator": "gpro"}),
+        (("aggregation", "mean", "token-mean"), {"aggregation": "mean"}),
+        (("overlong.buffer", 0, "> 0"), {"estimator": "grpo", "overlong": {"buffer": 0}}),
+        (("regulariser", "weight"), {"regulariser": {"weight": 1}}),
+        (("max_prompt_tokens", 0, "> 0"), {"max_prompt_tokens": 0}),
+        (("top_p", "0.9"), {"top_p": 0.9}),
+        (("min_p", "0.1"), {"min_p": 0.1}),
+        (("generation_kwargs", "top_k", 5), {"generation_kwargs": {"top_k": 5}}),
+        (("generation_kwargs", "typical_p", "0.9"), {"generation_kwargs": {"typical_p": 0.9}}),
+        (("generation_kwargs", "eta_cutoff", "0.01"), {"generation_kwargs": {"eta_cutoff": 0.01}}),
+        (("generation_kwargs", "top_h", "0.5"), {"generation_kwargs": {"top_h": 0.5}}),
+        (("generation_kwargs", "num_beams", 2), {"generation_kwargs": {"num_beams": 2}}),
+        (("generation_kwargs", "suppress_tokens", "[7]"), {"generation_kwargs": {"suppress_tokens": [7]}}),
         (
-            "generation_kwargs: logit_bias is",
+            ("generation_kwargs", "logit_bias", "{7: -5.0}"),
             {"generation_kwargs": {"logit_bias": {7: -5.0}}, "use_vllm": True},
         ),
         (
-            "generation_kwargs: do_sample is False.*leave it at True",
+            ("generation_kwargs", "do_sample", "False", "True"),
             {"generation_kwargs": {"do_sample": False}},
         ),
         (
-            "generation_kwargs: temperature is 0.5.*leave it at 0.8",
+            ("generation_kwargs", "temperature", "0.5", "0.8"),
             {"generation_kwargs": {"temperature": 0.5}, "temperature": 0.8},
         ),
-        ("repetition_penalty is 1.1", {"repetition_penalty": 1.1}),
+        (("repetition_penalty", "1.1"), {"repetition_penalty": 1.1}),
         (
-            "vllm_structured_outputs_regex samples from a restricted distribution",
+            ("vllm_structured_outputs_regex",),
             {
                 "vllm_structured_outputs_regex": "[0-9]",
                 "use_vllm": True,
                 "vllm_importance_sampling_correction": False,
             },
         ),
-        ("loss_type='vespo' is a trust region here", {"loss_type": "vespo", "trust_region": "clip"}),
-        ("loss_type='sapo' is a trust region here", {"loss_type": "sapo", "trust_region": "clip"}),
+        (("loss_type='vespo'",), {"loss_type": "vespo", "trust_region": "clip"}),
+        (("loss_type='sapo'",), {"loss_type": "sapo", "trust_region": "clip"}),
         (
-            "importance_sampling_level='sequence' needs a sequence-level.*'cispo'",
+            ("importance_sampling_level='sequence'", "cispo"),
             {"importance_sampling_level": "sequence", "loss_type": "cispo"},
         ),
-        ("loss_type='bnpo' aggregates by", {"importance_sampling_level": "sequence", "loss_type": "bnpo"}),
-        ("delta=3.0 has no effect on trust region 'troll'.*kl_bound", {"delta": 3.0}),
-        ("vespo_k_pos=1.0 has no effect on", {"vespo_k_pos": 1.0, "trust_region": "clip"}),
-        ("delta=1.1 must be above 1 ", {"delta": 1.1, "trust_region": "clip"}),
+        (("loss_type='bnpo'",), {"importance_sampling_level": "sequence", "loss_type": "bnpo"}),
+        (("delta=3.0", "'troll'", "kl_bound"), {"delta": 3.0}),
+        (("vespo_k_pos=1.0", "'clip'"), {"vespo_k_pos": 1.0, "trust_region": "clip"}),
+        (("delta=1.1", 1), {"delta": 1.1, "trust_region": "clip"}),
         (
-            "epsilon and trust_region_settings both set",
+            ("epsilon", "trust_region_settings"),
             {"epsilon": 0.1, "trust_region": "clip", "trust_region_settings": {"epsilon_low": 0.1}},
         ),
-        ("scale_rewards='batch' has no effect", {"scale_rewards": "batch", "estimator": "rloo"}),
-        ("multi_objective_aggregation", {"multi_objective_aggregation": "x", "estimator": "rloo"}),
-        ("beta and regulariser both set", {"beta": 0.1, "regulariser": {}}),
+        (("scale_rewards='batch'", "'rloo'"), {"scale_rewards": "batch", "estimator": "rloo"}),
         (
-            "use_bias_correction_kl and regulariser",
+            ("multi_objective_aggregation='x'", "'rloo'"),
+            {"multi_objective_aggregation": "x", "estimator": "rloo"},
+        ),
+        (("beta", "regulariser"), {"beta": 0.1, "regulariser": {}}),
+        (
+            ("use_bias_correction_kl", "regulariser"),
             {"use_bias_correction_kl": not GRPOConfig.use_bias_correction_kl, "regulariser": {}},
         ),
-        ("loss_type='grpo' aggregates by", {"loss_type": "grpo", "aggregation": "token-mean"}),
-        ("loss_type='luspo' aggregates by", {"loss_type": "luspo", "trust_region": "gspo-clip"}),
-        ("loss_type='grpo' .* the estimator by", {"loss_type": "grpo", "estimator": "dr-grpo"}),
-        ("vespo includes the importance-sampling correction", {"trust_region": "vespo", "use_vllm": True}),
+        (("loss_type='grpo'",), {"loss_type": "grpo", "aggregation": "token-mean"}),
+        (("loss_type='luspo'",), {"loss_type": "luspo", "trust_region": "gspo-clip"}),
+        (("loss_type='grpo'",), {"loss_type": "grpo", "estimator": "dr-grpo"}),
+        (("vespo", "importance"), {"trust_region": "vespo", "use_vllm": True}),
     ],
 )
-def test_mistakes_and_options_without_effect_are_refused(message, options):
-    refused(message, **options)
+def test_mistakes_and_options_without_effect_are_refused(facts, options):
+    with refused(*facts):
+        config(**options)
 
 
 @pytest.mark.parametrize(
@@ -236,9 +234,8 @@ def test_options_of_trls_losses_are_settings_of_the_rules_that_have_them():
     dcpo = settings_of(trust_region="dcpo", epsilon_high=0.3)
     assert (dcpo["epsilon_high"], dcpo["ratio_max"]) == (0.3, 10.0)
     for rule in ("icepop", "dppo-binary-tv", "bapo", "ripo"):  # their ratio_max is another thing
-        refused(
-            f"epsilon_high=0.28 has no effect on trust region '{rule}'", trust_region=rule, epsilon_high=0.28
-        )
+        with refused("epsilon_high=0.28", repr(rule)):
+            config(trust_region=rule, epsilon_high=0.28)
     sapo = settings_of(trust_region="sapo", loss_type="sapo", sapo_temperature_pos=0.5)
     assert sapo["temperature_positive"] == 0.5
     vespo = settings_of(trust_region="vespo", loss_type="vespo", vespo_lambda_neg=0.5)
@@ -246,12 +243,12 @@ def test_options_of_trls_losses_are_settings_of_the_rules_that_have_them():
 
 
 def test_a_configuration_of_grpo_is_no_configuration_of_a_trust_region(tiny_base):
-    with pytest.raises(UserError, match=r"args is a GRPOConfig; .* needs a troll\.TrustRegionConfig"):
+    with refused("args", "GRPOConfig", "troll.TrustRegionConfig"):
         TrustRegionTrainer(str(tiny_base), args=GRPOConfig(**CPU))
 
 
 def test_without_any_reward_trl_says_so(tiny_base):
-    with pytest.raises(ValueError, match="No reward source provided"):
+    with pytest.raises(ValueError, match="reward"):  # in TRL's words
         TrustRegionTrainer(str(tiny_base), args=config(output_dir=str(Path("unused"))))
 
 
@@ -259,9 +256,10 @@ def test_a_release_of_trl_that_lacks_a_part_is_named_with_the_part(monkeypatch):
     assert trl_parts.missing_parts() == []
     monkeypatch.delattr(GRPOTrainer, "_calculate_rewards")
     monkeypatch.setitem(trl_parts.ATTRIBUTES, RepeatSampler.__init__, ("repeat_count", "of_old"))
-    with pytest.raises(UserError, match=r"^trl .* and transformers .* lack .*'trl>=1\.8,<2'") as caught:
+    with refused(
+        "trl", "transformers", "GRPOTrainer._calculate_rewards, RepeatSampler.of_old", "'trl>=1.8,<2'"
+    ):
         trl_parts.check_parts()
-    assert "GRPOTrainer._calculate_rewards, RepeatSampler.of_old" in str(caught.value)
 
 
 def test_options_that_trl_drops_are_read_with_a_default():

@@ -13,6 +13,7 @@ from peft import (
     PromptTuningConfig,
     get_peft_model,
 )
+from refusals import refused
 from trainer_cases import PROMPTS, SeededGRPOTrainer, configured, digits
 from transformers import AutoModelForCausalLM
 
@@ -92,13 +93,12 @@ def test_a_projected_adapter_is_saved_and_loaded(make, tmp_path, method):
 def test_an_adapter_on_the_head_is_refused(make):
     settings = lora(target_modules=["q_proj", "lm_head"])
     # TRL's own words from 1.15 on; earlier releases train it.
-    with pytest.raises((ValueError, UserError), match=r"adapter (to|on the head,) `?lm_head"):
+    with pytest.raises((ValueError, UserError), match="lm_head"):
         make(TrustRegionTrainer, peft_config=settings, trust_region="troll")
     trainer = make(TrustRegionTrainer, trust_region="troll")
     adapted = get_peft_model(trainer.model, settings)
-    with pytest.raises(UserError, match=r"would not be trained: .*modules_to_save=\['lm_head'\]") as caught:
+    with refused("lm_head", "modules_to_save=['lm_head']"):
         check_model(trainer.args, adapted, None)
-    assert "\n" not in str(caught.value)
 
 
 HEADS = {
@@ -193,5 +193,5 @@ def test_a_model_that_cannot_learn_is_refused(tiny_base, tmp_path, frozen, beta)
     arguments = {"output_dir": str(tmp_path), "beta": beta, "bf16": False, "use_cpu": True}
     rest |= {"train_dataset": Dataset.from_dict({"prompt": PROMPTS * 4})}
     rest |= {"processing_class": load_tokenizer(tiny_base)}
-    with pytest.raises(UserError, match=r"no parameter of the model is trainable.*is_trainable=True"):
+    with refused("trainable", "is_trainable=True"):
         configured(TrustRegionTrainer, model, digits, arguments, {"trust_region": "clip"}, **rest)

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from refusals import refused
 from trainer_cases import PROMPTS, SeededGRPOTrainer, digits, parameters
 
-from troll.common.errors import UserError
 from troll.experiment.settings import Critic as CriticSettings
 from troll.experiment.settings import Overlong, Pretraining, Regulariser
 from troll.training.rewards import check_greedy
@@ -202,10 +202,10 @@ def test_remax_refuses_rollouts_that_have_no_greedy_response(make):
     def ours(prompts, trainer):
         raise AssertionError("nothing may be sampled")
 
-    with pytest.raises(UserError, match="which rollout_func does not give"):
+    with refused("'remax'", "rollout_func"):
         make(TrustRegionTrainer, trust_region="clip", estimator="remax", rollout_func=ours)
     make(TrustRegionTrainer, trust_region="clip", estimator="rloo", rollout_func=ours)
-    with pytest.raises(UserError, match="which environment_factory does not give"):
+    with refused("'remax'", "environment_factory"):
         check_greedy(SimpleNamespace(rollout_func=None, environment_factories={None: object}))
 
 
@@ -248,7 +248,7 @@ def test_the_pretraining_loss_is_the_likelihood_of_demonstrations(make):
             if labels[on][t]:
                 found.append(-logits[t - 1, row[on][t]].item())
     assert loss.item() == pytest.approx(sum(found) / len(found), rel=1e-5)
-    with pytest.raises(UserError, match="needs demonstrations"):
+    with refused("pretraining", "demonstrations"):
         make(TrustRegionTrainer, trust_region="clip", pretraining=Pretraining())
 
 
@@ -270,24 +270,23 @@ def test_the_pretraining_loss_raises_the_likelihood(make):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "facts"),
     [
-        ({"estimator": "gae"}, "'gae' needs a critic"),
-        ({"estimator": "ppo-max"}, "'ppo-max' needs a critic"),
-        ({"estimator": "grpo", "critic": CriticSettings()}, "'grpo' does not use a critic"),
-        ({"critic": CriticSettings()}, "does not use a critic"),
-        ({"overlong": Overlong()}, "overlong has no effect"),
-        ({"regulariser": Regulariser(applied_to="reward")}, "a KL in the reward has no effect"),
+        ({"estimator": "gae"}, ("'gae'", "critic")),
+        ({"estimator": "ppo-max"}, ("'ppo-max'", "critic")),
+        ({"estimator": "grpo", "critic": CriticSettings()}, ("'grpo'", "critic")),
+        ({"critic": CriticSettings()}, ("critic",)),
+        ({"overlong": Overlong()}, ("overlong",)),
+        ({"regulariser": Regulariser(applied_to="reward")}, ("regulariser.applied_to", "estimator")),
     ],
 )
-def test_parts_that_do_not_go_together_are_refused(make, settings, message):
-    with pytest.raises(UserError, match=message) as caught:
+def test_parts_that_do_not_go_together_are_refused(make, settings, facts):
+    with refused(*facts):
         make(TrustRegionTrainer, trust_region="clip", **settings)
-    assert "\n" not in str(caught.value)
 
 
 def test_remax_needs_a_greedy_decode(make):
-    with pytest.raises(UserError, match="needs a greedy response to every prompt"):
+    with refused("'remax'", "use_transformers_continuous_batching"):
         make(
             TrustRegionTrainer,
             trust_region="clip",

@@ -13,10 +13,11 @@ from types import SimpleNamespace
 import pytest
 import run_cases
 import torch
+from refusals import refused
 from safetensors.torch import load_file
 from two_processes import ALIKE, train_alike
 
-from troll.common.errors import Stopped, UserError
+from troll.common.errors import Stopped
 from troll.training.launch import CONFIGS, launch_command, numbers_of_gpus
 
 HERE = Path(__file__).parent
@@ -190,5 +191,5 @@ def test_the_number_of_gpus_chooses_the_configuration():
     found = get_args_parser().parse_args(command[3:])
     assert found.nproc_per_node == "2" and found.standalone
     assert found.module and [found.training_script, *found.training_script_args] == ["troll.cli", *ours]
-    with pytest.raises(UserError, match="no configuration for 3 GPUs; valid: 1, 2, 4, 8"):
+    with refused("3 GPUs", "1, 2, 4, 8"):
         launch_command(3, ours, cuda=True)

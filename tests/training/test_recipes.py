@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import yaml
+from refusals import refused
 
-from troll.common.errors import UserError
 from troll.experiment.experiment import resolve
 from troll.experiment.files import parse_experiment
 
@@ -28,41 +28,41 @@ def gae(**changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("changes", "facts"),
     [
-        (gae(training={}), ["estimators.gae", "'gae' needs a critic", "estimators.gae.training.critic"]),
+        (gae(training={}), ["estimators.gae", "'gae'", "critic", "estimators.gae.training.critic"]),
         (
             {"estimators": {"best": {"rule": "ppo-max", "training": {"critic": None}}}},
-            ["estimators.best", "'ppo-max' needs a critic"],
+            ["estimators.best", "'ppo-max'", "critic"],
         ),
         (gae(settings={"lam": 1.5}), ["estimators.gae", "lam", "1.5", "[0, 1]"]),
         (gae(settings={"lam": -0.1}), ["estimators.gae", "lam", "-0.1", "[0, 1]"]),
         (gae(settings={"gamma": "much"}), ["estimators.gae", "gamma", "'much'", "[0, 1]"]),
         (
             gae(training={"critic": {"learning_rte": 1}}),
-            ["estimators.gae.training.critic", "'learning_rte'", "did you mean 'learning_rate'"],
+            ["estimators.gae.training.critic", "'learning_rte'", "'learning_rate'"],
         ),
         (
             gae(training={"critic": {"value_clip": 0}}),
-            ["estimators.gae.training.critic.value_clip is 0, must be a number > 0, or none"],
+            ["estimators.gae.training.critic.value_clip", "0", "> 0"],
         ),
         (
             {"training": {"responses_per_prompt": 1, "prompts_per_batch": 128}},
-            ["estimators.grpo", "'grpo'", "responses_per_prompt is 1", "at least 2"],
+            ["estimators.grpo", "'grpo'", "responses_per_prompt", "1", "2"],
         ),
         (
             {"training": {"responses_per_prompt": 1, "prompts_per_batch": 128, "dynamic_sampling": {}}},
-            ["responses_per_prompt is 1", "dynamic_sampling needs at least 2"],
+            ["responses_per_prompt", "1", "dynamic_sampling", "2"],
         ),
         (
             {"estimators": {"best": {"rule": "remax", "training": {"environment": "my_rooms.py:Room"}}}},
             [
                 "estimators.best",
-                "'remax' needs a greedy response",
-                "which training.environment does not give",
+                "'remax'",
+                "training.environment",
             ],
         ),
-        ({"training": {"overlong": {}}}, ["overlong.buffer is 4096", "max_response_tokens (48)"]),
+        ({"training": {"overlong": {}}}, ["overlong.buffer", "4096", "max_response_tokens", "48"]),
         (
             {"training": {"regulariser": {"estimate": "k4"}}},
             ["training.regulariser.estimate", "'k1'", "'k3+'", "'k4'"],
@@ -70,16 +70,11 @@ def gae(**changes):
         ({"training": {"regulariser": {"coefficient": 0}}}, ["training.regulariser.coefficient", "0"]),
     ],
 )
-def test_mistakes_about_estimators_are_one_line(data, changes, expected):
+def test_mistakes_about_estimators_are_one_line(data, changes, facts):
     for section, values in changes.items():
         data[section].update(values)
-    with pytest.raises(UserError) as caught:
+    with refused("file.yaml", *facts):
         parse_experiment(data, "file.yaml")
-    message = str(caught.value)
-    assert message.startswith("file.yaml: ")
-    assert "\n" not in message
-    for part in expected:
-        assert part in message, message
 
 
 def test_a_critic_method_may_have_one_response_per_prompt(data):

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
+from refusals import refused
 from transformers import AutoModelForCausalLM
 
 from troll.algorithms.distributions import SparseLogProbs
-from troll.common.errors import UserError
 from troll.common.files import read_json, write_json
 from troll.experiment.settings import Vllm
 from troll.training.config import TrustRegionConfig
@@ -113,7 +113,8 @@ def test_without_correction_the_mismatch_is_told_from_the_first_step_and_changes
 
 @pytest.mark.parametrize("setting", [{"top_p": 0.9}, {"top_k": 50}])
 def test_a_part_of_the_distribution_is_refused(make, setting):
-    with pytest.raises(UserError, match="training needs samples of the full distribution"):
+    ((name, value),) = setting.items()
+    with refused(name, value):
         make(TrustRegionTrainer, config=setting)
 
 
@@ -136,10 +137,8 @@ def test_what_the_models_own_file_cuts_away_is_refused(make, tiny_base, tmp_path
     path = base / "generation_config.json"
     write_json(path, read_json(path) | setting)
     ((name, value),) = setting.items()
-    with pytest.raises(UserError) as caught:
+    with refused("generation_config", name, value):
         make(TrustRegionTrainer, base=base, trust_region="clip")
-    said = f"generation_config of the model: {name} is {value}: training needs samples"
-    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
 
 
 def test_what_training_sets_itself_may_stand_in_the_models_own_file(make, tiny_base, tmp_path):
@@ -161,13 +160,13 @@ def test_the_settings_of_vllm_reach_trl(monkeypatch):
     assert options["vllm_importance_sampling_mode"] == "token_truncate"
     options = vllm_options(Vllm(mode="server", server="http://host:8000"))
     assert not options["vllm_enable_sleep_mode"] and not options["vllm_importance_sampling_correction"]
-    with pytest.raises(ValueError, match="mode server needs an address"):
+    with pytest.raises(ValueError, match="server"):
         Vllm(mode="server")
 
 
 def test_without_vllm_its_settings_are_one_line(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"training\.vllm: vllm is not installed here"):
+    with refused("training.vllm", "vllm"):
         vllm_options(Vllm())
 
 
@@ -176,7 +175,7 @@ def test_without_a_gpu_vllm_is_refused_before_anything_is_loaded(monkeypatch, se
     """Its layers keep packed weights there, and TRL's first push ends in an AttributeError."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match=r"training\.vllm: no GPU that torch sees.*leave training\.vllm out"):
+    with refused("training.vllm", "GPU"):
         vllm_options(Vllm(**setting))
 
 

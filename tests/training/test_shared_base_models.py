@@ -9,6 +9,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from refusals import refused
 
 from troll.common import numerics, processor
 from troll.common.digests import damage
@@ -261,7 +262,7 @@ def test_rehearsals_have_base_models_of_their_own(shared):
 
 def test_a_model_of_the_hub_is_refused(shared):
     config = config_of(model={"hub": {"id": "owner/name", "billions": 0.1}})
-    with pytest.raises(UserError, match="is a model of the hub"):
+    with refused("tiny/chains/base", "hub", "troll job hub-model"):
         shared.ask("1", config)
     assert not shared.place.exists()
 
@@ -283,7 +284,7 @@ def test_a_tokenizer_is_learnt_once(shared, tmp_path, monkeypatch, capsys):
     ask("3", {"chains": {}, "functions": {}})
     ask("4", {"chains": {}}, vocabulary=290)
     assert len(learnt) == 3
-    with pytest.raises(UserError, match="unknown task 'chain'"):
+    with refused("'chain'", "'chains'"):
         ask("5", {"chain": {}})
 
 
@@ -410,7 +411,7 @@ def test_what_could_not_be_made_is_not_there(place, want, tmp_path):
     def fail():
         raise UserError("no")
 
-    with pytest.raises(UserError, match=r"^no$"):
+    with refused("no"):
         take_or_make("things", IDENTITY, tmp_path / "x", fail)
     assert want() is None and want() is not None
 
@@ -420,9 +421,7 @@ def test_a_place_that_is_none_is_a_line(tmp_path, monkeypatch, said, want, where
     (tmp_path / "a file").write_text("")
     monkeypatch.setenv(VARIABLE, str(tmp_path / where))
     if where == "a file":
-        with pytest.raises(
-            UserError, match=rf"^{VARIABLE}=.*/a file: is not a directory; set {VARIABLE} to one, or"
-        ):
+        with refused(f"{VARIABLE}={tmp_path}/a file", "directory"):
             want()
         assert not want.done.made
     else:
@@ -445,10 +444,10 @@ def test_a_full_disk_costs_the_entry_and_not_what_was_made(place, said, want, mo
 def test_an_entry_can_be_taken_where_nothing_can_be_written(place, want, monkeypatch):
     want()
 
-    def refused(_):
+    def denied(_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(model_cache, "only_writer", refused)
+    monkeypatch.setattr(model_cache, "only_writer", denied)
     assert want() is not None
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
+from refusals import refused
 from trainer_cases import PROMPTS, SeededGRPOTrainer, digits, parameters
 from transformers import AutoModelForCausalLM, ProcessorMixin
 
@@ -327,7 +328,7 @@ def test_old_log_probs_and_distribution_are_those_of_the_policy(make, tiny_base)
 def test_a_breach_of_the_certificate_stops_the_run(make):
     trainer = make(TrustRegionTrainer, trust_region="troll")
     trainer.constraint_check.thresholds = Thresholds(fraction_projected=-1.0)
-    with pytest.raises(ConstraintBreach, match="fraction_projected"):
+    with refused("fraction_projected", error=ConstraintBreach):
         trainer.train()
 
 
@@ -347,14 +348,14 @@ def test_a_response_that_nothing_scores_is_refused_where_trl_alone_knows_it(make
 
     make(TrustRegionTrainer, steps=1, reward=reward, trust_region="clip").train()
     named = make(TrustRegionTrainer, steps=1, reward=reward, trust_region="clip", estimator="grpo")
-    with pytest.raises(UserError, match="no reward function gave a number for some response"):
+    with refused("reward", "None"):
         named.train()
 
 
 def test_unknown_names_are_refused(make):
-    with pytest.raises(UserError, match="clip"):
+    with refused("'clipp'", "'clip'"):
         make(TrustRegionTrainer, trust_region="clipp")
-    with pytest.raises(UserError, match="grpo"):
+    with refused("'gpro'", "'grpo'"):
         make(TrustRegionTrainer, estimator="gpro")
 
 
@@ -377,14 +378,14 @@ def test_images_are_refused(tiny_base, tmp_path, prompts):
     model, processor = AutoModelForCausalLM.from_pretrained(tiny_base), Pictures(load_tokenizer(tiny_base))
     args = TrustRegionConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none")
     data = {"train_dataset": Dataset.from_dict(prompts)}
-    with pytest.raises(UserError, match=r"^train_dataset: holds images, but .* only supports text"):
+    with refused("train_dataset", "images"):
         TrustRegionTrainer(model, digits, args, processing_class=processor, **data)
 
 
 def test_images_of_later_rows_are_refused_too(make):
     trainer = make(TrustRegionTrainer, trust_region="clip")
     rows = [{"prompt": text} for text in PROMPTS[:3]] + [{"prompt": PROMPTS[3], "image": [[0]]}]
-    with pytest.raises(UserError, match=r"^the data set: holds images"):
+    with refused("data set", "images"):
         trainer._sample_now(rows)
 
 

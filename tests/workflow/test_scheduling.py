@@ -6,9 +6,9 @@ import sys
 from itertools import product
 
 import pytest
+from refusals import refused
 from snakemake.scheduling.job_scheduler import JobScheduler
 
-from troll.common.errors import UserError
 from troll.operations.invocation import check_interpreter, one_timer
 
 PROBE = """
@@ -92,5 +92,5 @@ def test_timers_do_not_grow_with_the_jobs(repository, tmp_path) -> None:
 @pytest.mark.parametrize("place", ["a user's", "two words", "$HOME", "a;b"])
 def test_a_python_that_jobs_elsewhere_cannot_start_is_refused(place):
     check_interpreter("/home/user/troll-1.0_x/.venv/bin/python3.11")
-    with pytest.raises(UserError, match="make env VENV=~/troll-env"):
+    with refused("make env VENV=~/troll-env"):
         check_interpreter(f"/home/{place}/troll/.venv/bin/python")

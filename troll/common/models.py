@@ -116,4 +116,6 @@ def context_of(config: Any) -> int | None:
 def loading_error(checkpoint: Path, error: Exception) -> UserError:
     """Returns the error for a model that cannot be loaded."""
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if not checkpoint.is_dir():  # transformers would ask the hub for it
+        reason = "no such directory"
     return UserError(f"{checkpoint}: cannot be loaded as a model ({reason})")

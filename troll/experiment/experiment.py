@@ -169,7 +169,7 @@ class Experiment(StrictModel):
         runs_by_group = self.groups()
         for group in groups:
             if group not in runs_by_group:
-                valid = ", ".join(runs_by_group) or "none, no block has a group"
+                valid = ", ".join(runs_by_group) or "none, because no block of matrix names one"
                 raise UserError(f"experiment {self.experiment} has no group {group!r}; valid: {valid}")
         return list(dict.fromkeys(run for group in groups for run in runs_by_group[group]))
 

@@ -71,7 +71,9 @@ class Method(PolicyUpdate):
         if self.overlong is not None:
             raise ValueError("overlong has no effect on TRL's own advantages; name an estimator")
         if self.regulariser is not None and self.regulariser.applied_to == "reward":
-            raise ValueError("a KL in the reward has no effect on TRL's own advantages; name an estimator")
+            raise ValueError(
+                "regulariser.applied_to 'reward' has no effect on TRL's own advantages; name an estimator"
+            )
         return self
 
 

@@ -14,7 +14,7 @@ from troll.common.errors import UserError
 
 # Log-ratios are clamped to this range before exp, as verl does (trainer/ppo/core_algos.py).
 LOG_RATIO_LIMIT = 20.0
-DIFFERENT_TOKENS = "the new and the old policy keep different tokens"
+DIFFERENT_TOKENS = "token_ids: the two policies keep different tokens; score the new one on those of the old"
 NOT_KEPT = "a sampled token is not among the kept tokens; force it (sparsify: always_keep)"
 
 

@@ -63,7 +63,7 @@ def _outdated(runs: pd.DataFrame, *, allow_mixed: bool) -> "pd.Series[bool]":
         raise UserError(
             f"numerics of experiment {first['experiment']} disagree: {first['numerics']} in "
             f"{_named(runs['run_id'][outdated])}, and {first['newest']} in others, which changed these. "
-            "Run the older ones again, or allow mixed rows (they are then marked)"
+            "Run the older ones again, or set allow_mixed: true, which marks their rows"
         )
     return outdated
 
@@ -83,7 +83,7 @@ def _message(name: str, scope: Mapping[str, str], by_digest: Mapping[str, Iterab
     where = ", ".join(f"{key} {value}" for key, value in scope.items() if value and key != "place")
     return (
         f"digests.{name} of {where} disagree: {'; '.join(groups)}. "
-        "Run the odd ones again, or allow mixed rows (they are then marked)"
+        "Run the odd ones again, or set allow_mixed: true, which marks their rows"
     )
 
 
