@@ -27,7 +27,6 @@ from troll.analysis.leaderboard.protocol import (
 )
 from troll.analysis.render.formats import write_table
 from troll.cli.app import app
-from troll.common.errors import UserError
 from troll.experiment.experiment import resolve
 from troll.experiment.files import load_experiment, parse_experiment
 from troll.operations.leaderboard import run_rounds
@@ -292,10 +291,7 @@ def test_the_protocol_is_not_overwritten(tmp_path, path, found, command):
     out = {"trials": path, "trials by a link": link, "final": tmp_path}[command]
     words = ["release", command.split()[0], str(path), "--out", str(out)]
     words += ["--results", "results/board-trials"] if command == "final" else []
-    error = CliRunner().invoke(app, words).exception
-    assert isinstance(error, UserError)
-    file = path if command == "final" else out
-    assert str(error) == f"{file}: would overwrite the protocol; choose another output path"
+    error_of(CliRunner().invoke(app, words), path if command == "final" else out, "protocol")
     assert yaml.safe_load(path.read_text()) == PROTOCOL
     assert {each.name for each in tmp_path.iterdir()} == {"functions.yaml", "link.yaml"}, "chains neither"
 
@@ -303,9 +299,8 @@ def test_the_protocol_is_not_overwritten(tmp_path, path, found, command):
 def test_results_without_trials_are_called_that(tmp_path, path, found):
     found(lambda *_: 0.5, trust_region="clip")
     words = ["release", "final", str(path), "--results", "results/testbed", "--out", str(tmp_path / "f")]
-    error = CliRunner().invoke(app, words).exception
-    assert isinstance(error, UserError) and not (tmp_path / "f").exists()
-    assert str(error).startswith("trial clip.1 on chains has 0 of 2 runs; ")
+    error_of(CliRunner().invoke(app, words), "trial clip.1", "chains", "0 of 2")
+    assert not (tmp_path / "f").exists()
 
 
 def test_trials_of_another_protocol_are_called_that(protocol):
@@ -469,9 +464,7 @@ def test_a_step_that_fails_ends_it_in_one_line_and_makes_no_board(workflow):
     ran, failing = workflow
     failing.add("board-chains")
     result = CliRunner().invoke(app, ["rank", "protocol.yaml"])
-    assert isinstance(result.exception, UserError)
-    log = "results/board/experiments/board-chains.log"
-    assert str(result.exception) == f"{log}: the workflow ended with status 1: no space left"
+    error_of(result, "results/board/experiments/board-chains.log", "status 1", "no space left")
     assert [name for name, *_ in ran] == ["board-trials", "board-chains"]
     assert not Path("results/board/protocol.yaml").exists()
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
+from refusals import refused
 from trainer_cases import PROMPTS, digits
 
-from troll.common.errors import UserError
 from troll.experiment.settings import DynamicSampling
 from troll.training.checkpoints import CheckpointCallback
 from troll.training.trainer import TrustRegionTrainer
@@ -96,12 +96,8 @@ def test_a_batch_that_cannot_be_filled_stops_the_run_with_its_state_saved(make, 
     )
     checkpoints = CheckpointCallback("digest")
     trainer.add_callback(checkpoints)
-    with pytest.raises(UserError) as caught:
+    with refused("3 rollout batches", "0 of 4 prompts", "1.00", "step 8"):
         trainer.train()
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in ("3 rollout batches", "0 of 4 prompts", "mean success 1.00", "after step 8", "is saved"):
-        assert part in message, message
     assert calls.count(8) == 3
     saved = checkpoints.newest(tmp_path / "TrustRegionTrainer")
     assert saved is not None and saved.name == "checkpoint-8"
