@@ -262,7 +262,7 @@ def test_a_number_of_grades_that_is_none_is_named(run_dir, value):
     entry = {"metrics": {"pass@1": value}, "problems": {}, "data_sha256": "x"}
     edit_json(run_dir / "grades.json", metrics=grades["metrics"])
     synthetic.write_json(run_dir / "suites/graded.json", {"gsm8k": entry})
-    with refused(run_dir / "suites/graded.json", "gsm8k.metrics.pass@1", shown):
+    with refused(run_dir / "suites/graded.json", "gsm8k", "metrics.pass@1", shown):
         read_directories([run_dir])
 
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from pydantic import BaseModel, Field
+
 from troll.common.errors import UserError
+from troll.common.explain import validated
 from troll.common.files import read_json, read_jsonl, read_yaml
 from troll.tasks.datasets.catalogue import MATH_EVAL
 
@@ -169,34 +172,42 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
+class _Problem(BaseModel, strict=True):
+    passed: list[bool] = Field(min_length=1)
+    status: list[str]
+
+
+class _Suite(BaseModel, strict=True):
+    """What `troll.evaluation.grading.grade` writes of a data set; further keys are ignored."""
+
+    metrics: dict[str, float]
+    problems: dict[str, Any]
+    data_sha256: str
+
+
+class _TestProblems(_Suite):
+    """What it writes of a run's test problems."""
+
+    problems: dict[str, _Problem] = Field(min_length=1)
+    prompts_sha256: str = ""
+
+
 def _read_grades(path: Path, step: int) -> Grades:
-    grades = read_json(path)
-    try:
-        metrics = {
-            name: _number(value, f"{path}: metrics.{name}") for name, value in grades["metrics"].items()
-        }
-        problems = {
-            task_id: (list(entry["passed"]), list(entry["status"]))
-            for task_id, entry in grades["problems"].items()
-        }
-        data = str(grades["data_sha256"])
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise UserError(f"{path}: not a file of grades ({type(error).__name__}: {error})") from None
-    items, statuses = [], []
-    for task_id, (passed, status) in sorted(problems.items()):
-        if len(passed) != len(status) or not passed:
+    grades = validated(_TestProblems, read_json(path), path)
+    items: list[dict[str, Any]] = []
+    statuses: list[str] = []
+    for task_id, problem in sorted(grades.problems.items()):
+        if len(problem.passed) != len(problem.status):
             raise UserError(
-                f"{path}: problems.{task_id}: {len(passed)} results and {len(status)} statuses; "
-                "expected one status per result, and at least one"
+                f"{path}: problems.{task_id}: {len(problem.passed)} results and {len(problem.status)} "
+                "statuses; expected one status per result"
             )
-        if not all(isinstance(name, str) for name in status):
-            raise UserError(f"{path}: problems.{task_id}.status: {_shown(status)} must be a list of text")
         # An infrastructure failure says nothing about the model: it is left out, not counted as wrong.
-        kept = [bool(p) for p, s in zip(passed, status, strict=True) if s != "infrastructure"]
-        items.append({"task_id": task_id, "n": len(kept), "c": sum(kept)})
-        statuses += status
-    if not items:
-        raise UserError(f"{path}: problems: empty, expected at least one problem")
+        pairs = zip(problem.passed, problem.status, strict=True)
+        usable = [passed for passed, status in pairs if status != "infrastructure"]
+        items.append({"task_id": task_id, "n": len(usable), "c": sum(usable)})
+        statuses += problem.status
+    metrics = grades.metrics
     if "pass@1" in metrics and "infrastructure" not in statuses:
         counted = sum(item["c"] / item["n"] for item in items) / len(items)
         if abs(counted - metrics["pass@1"]) > 1e-6:
@@ -206,10 +217,7 @@ def _read_grades(path: Path, step: int) -> Grades:
     shares = {f"status/{name}": statuses.count(name) / len(statuses) for name in sorted(set(statuses))}
     rows = [_test_row(name, value, step, len(items)) for name, value in (metrics | shares).items()]
     suites, others = read_suites(path.parent, step)
-    prompts = grades.get("prompts_sha256", "")
-    if not isinstance(prompts, str):
-        raise UserError(f"{path}: prompts_sha256: {_shown(prompts)} must be a digest (text)")
-    return Grades(rows + suites, items, f"{data}{others}", prompts)
+    return Grades(rows + suites, items, f"{grades.data_sha256}{others}", grades.prompts_sha256)
 
 
 def read_suites(directory: Path, step: int) -> tuple[list[dict[str, Any]], str]:
@@ -222,38 +230,28 @@ def read_suites(directory: Path, step: int) -> tuple[list[dict[str, Any]], str]:
     if not path.exists():
         return [], ""
     grades = read_json(path)
-    try:
-        sizes = {name: len(entry["problems"]) for name, entry in grades.items()}
-        metrics = {
-            name: {
-                key: _number(value, f"{path}: {name}.metrics.{key}")
-                for key, value in entry["metrics"].items()
-            }
-            for name, entry in grades.items()
-        }
-        data = {name: str(entry["data_sha256"]) for name, entry in grades.items()}
-        mean = _math_eval(metrics, sizes, step)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise UserError(f"{path}: not a file of grades ({type(error).__name__}: {error})") from None
+    if not isinstance(grades, dict):
+        raise UserError(f"{path}: expected grades by data set, found {_shown(grades)}")
+    suites = {name: validated(_Suite, graded, f"{path}: {name}") for name, graded in grades.items()}
     rows = [
-        _test_row(f"{name}/{key}", value, step, sizes[name])
-        for name, values in metrics.items()
-        for key, value in values.items()
+        _test_row(f"{name}/{metric}", value, step, len(suite.problems))
+        for name, suite in suites.items()
+        for metric, value in suite.metrics.items()
     ]
-    return rows + mean, hashlib.sha256(json.dumps(data).encode()).hexdigest()
+    data = {name: suite.data_sha256 for name, suite in suites.items()}
+    return rows + _math_eval(suites, step), hashlib.sha256(json.dumps(data).encode()).hexdigest()
 
 
-def _math_eval(
-    metrics: Mapping[str, Mapping[str, float]], sizes: Mapping[str, int], step: int
-) -> list[dict[str, Any]]:
-    """The unweighted means over the mathematics sets."""
-    if not set(MATH_EVAL) <= set(metrics):
+def _math_eval(suites: Mapping[str, _Suite], step: int) -> list[dict[str, Any]]:
+    """The unweighted means over the mathematics sets, of metrics that all of them have."""
+    if not set(MATH_EVAL) <= set(suites):
         return []
-    rows = []
+    members, rows = [suites[name] for name in MATH_EVAL], []
     for metric in ("pass@1", "official/pass@1"):
-        if metric == "pass@1" or all(metric in metrics[name] for name in MATH_EVAL):
-            mean = sum(metrics[name][metric] for name in MATH_EVAL) / len(MATH_EVAL)
-            rows.append(_test_row(f"math-eval/{metric}", mean, step, sum(sizes[name] for name in MATH_EVAL)))
+        if all(metric in suite.metrics for suite in members):
+            mean = sum(suite.metrics[metric] for suite in members) / len(members)
+            problems = sum(len(suite.problems) for suite in members)
+            rows.append(_test_row(f"math-eval/{metric}", mean, step, problems))
     return rows
 
 

@@ -65,21 +65,20 @@ def check_release(root: Path, protocol: Protocol) -> None:
             )
 
 
-def with_released_runs(released: Results, added: Results, name: str) -> Results:
-    """The released runs of a task, including the base model, and those of the added rule."""
-
-    def together(theirs: pd.DataFrame, mine: pd.DataFrame) -> pd.DataFrame:
-        return pd.concat([theirs, mine[mine["trust_region"] == name]], ignore_index=True)
-
-    runs, items = together(released.runs, added.runs), together(released.items, added.items)
-    return replace(released, runs=runs, items=items)
-
-
 def together(finals: Mapping[str, tuple[Results, Results]], name: str) -> list[Results]:
-    """The fresh seeds of all rules by task, after checking that all were tested on the same problems."""
+    """The fresh seeds of all rules by task: the released runs with the base model, and the added rule's.
+
+    Raises `UserError` unless both were tested on the same problems.
+    """
+    every = []
     for task, (released, added) in finals.items():
         _check_problems(task, released, added)
-    return [with_released_runs(released, added, name) for released, added in finals.values()]
+        runs, items = (
+            pd.concat([theirs, mine[mine["trust_region"] == name]], ignore_index=True)
+            for theirs, mine in ((released.runs, added.runs), (released.items, added.items))
+        )
+        every.append(replace(released, runs=runs, items=items))
+    return every
 
 
 def notes(finals: Mapping[str, tuple[Results, Results]]) -> list[str]:
