@@ -268,11 +268,7 @@ def write_base(root, task, *, table=None, problems=40):
     write_json(path / "grades.json", grades(task, passes(rng, 0.35, problems) if table is None else table))
     write_json(
         path / "manifest.json",
-        {
-            "digests": DIGESTS | {"data": "0" * 64, "base_model": None},
-            "numerics": NUMERICS,
-            "wall_s": 100.0,
-        },
+        {"digests": DIGESTS | {"data": "0" * 64, "base_model": None}, "numerics": NUMERICS, "wall_s": 100.0},
     )
     return path
 
