@@ -287,6 +287,14 @@ def read_solved(root, counts, *, seeds=3, batches=2, base=20):
     return read_directories(dirs, bases)
 
 
+def row_where(frame, **where):
+    """The one row of a table that has these values."""
+    for name, value in where.items():
+        frame = frame[frame[name] == value]
+    assert len(frame) == 1, frame
+    return frame.iloc[0]
+
+
 def rising(count, seeds=3):
     """One problem more with each seed."""
     return [count + seed for seed in range(seeds)]

@@ -104,23 +104,27 @@ def made_board(root):
     best = choose(trial_scores(validation(protocol, trial_score), protocol), protocol)
     final = []
     for task in ("chains", "functions"):
-        directory = root / f"board-{task}"
-        runs, bases = synthetic.write_experiment(
-            directory,
-            tasks=[task],
-            conditions=["stale"],
-            estimators=["grpo"],
-            methods=["clip", "troll", "none"],
-            batches=9,
-            problems=20,
-        )
-        collected = read_directories(runs, bases)
-        final.append(Results(at_no_trial(collected.runs), collected.items))
+        final.append(fresh_runs(root / f"board-{task}", task, ["clip", "troll", "none"]))
     scores = trial_scores(validation(protocol, trial_score), protocol)
     return board_table(final, scores, best, protocol), final, scores
 
 
-def at_no_trial(runs):
+def fresh_runs(directory, task, rules):
+    """Three fresh seeds of rules on a task."""
+    dirs = synthetic.write_experiment(
+        directory,
+        tasks=[task],
+        conditions=["stale"],
+        estimators=["grpo"],
+        methods=rules,
+        batches=9,
+        problems=20,
+    )
+    collected = read_directories(*dirs)
+    return Results(_at_no_trial(collected.runs), collected.items)
+
+
+def _at_no_trial(runs):
     """Without what synthetic runs recorded of tuned settings, which is no trial's."""
     trained = runs["seed"].notna()
     names = ("kl_bound", "epsilon_low", "epsilon_high")

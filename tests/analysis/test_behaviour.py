@@ -4,19 +4,13 @@ import numpy as np
 import pytest
 import synthetic
 from scipy import stats
+from synthetic import row_where
 
 from troll.analysis.data.runs import read_directories
 from troll.analysis.render.formats import to_markdown
 from troll.analysis.statistics import paired_power, seeds_needed, spread_interval
 from troll.analysis.tables.behaviour import power_table, speed_table, stability_table
 from troll.analysis.tables.results import main_table
-
-
-def row(frame, **where):
-    for name, value in where.items():
-        frame = frame[frame[name] == value]
-    assert len(frame) == 1
-    return frame.iloc[0]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +32,7 @@ def known(tmp_path_factory):
 
 def test_speed_is_the_first_step_at_which_two_batches_reach_the_target(known):
     table = speed_table(known)
-    troll, clip = row(table, trust_region="troll"), row(table, trust_region="clip")
+    troll, clip = row_where(table, trust_region="troll"), row_where(table, trust_region="clip")
     assert troll["target"] == pytest.approx(0.4), "half-way from 0.1 to the best end, 0.7"
     # Means of two: seed 0 has 0.6 at step 17, seed 1 0.5 at step 25; the median lies between.
     assert (troll["reached"], troll["steps_to"]) == (2, 21)
@@ -53,14 +47,14 @@ def test_speed_is_the_first_step_at_which_two_batches_reach_the_target(known):
 
 
 def test_one_run_of_two_that_never_gets_there_makes_the_median_never(known):
-    clip = row(speed_table(known, target=0.15), trust_region="clip")
+    clip = row_where(speed_table(known, target=0.15), trust_region="clip")
     assert clip["reached"] == 1 and math.isinf(clip["steps_to"])
 
 
 def test_stability_counts_collapses_against_the_base(tmp_path):
     counts = {("clip", "stale"): (9, 10, 30), ("troll", "stale"): (30,)}
     runs = synthetic.read_solved(tmp_path / "testbed", counts, batches=4).runs
-    clip = row(stability_table(runs), trust_region="clip")
+    clip = row_where(stability_table(runs), trust_region="clip")
     assert clip["collapsed"] == 1, "9 of 60 is below half of 20, 10 of 60 is not"
     drops = []
     for _, rows in runs[(runs["trust_region"] == "clip") & (runs["metric"] == "success")].groupby("seed"):
@@ -75,7 +69,7 @@ def test_stability_counts_collapses_against_the_base(tmp_path):
     )
     assert 0 < clip["entropy_kept"] < 1
     without = stability_table(runs[runs["trust_region"] != "base"])
-    assert row(without, trust_region="troll")["collapsed"] == 0, "against the first batch"
+    assert row_where(without, trust_region="troll")["collapsed"] == 0, "against the first batch"
 
 
 def test_power_table_uses_the_spread_of_paired_differences(items):
@@ -86,7 +80,7 @@ def test_power_table_uses_the_spread_of_paired_differences(items):
     ]
     means = (here["c"] / here["n"]).groupby([here["trust_region"].astype(str), here["seed"]]).mean()
     changes = means["troll"] - means["clip"]
-    found = row(table, task="chains", condition="stale", estimator="grpo")
+    found = row_where(table, task="chains", condition="stale", estimator="grpo")
     assert found["spread"] == pytest.approx(changes.std(ddof=1))
     assert found["spread_low"] < found["spread"] < found["spread_high"]
     needed = [found["points_1"], found["points_2"], found["points_5"]]

@@ -199,10 +199,7 @@ def contrasts(rate, score=certain, protocol=DUEL, **more):
 
 
 def row_of(table, method="troll", baseline="clip", analysis=MEAN, endpoint="test pass@1"):
-    wanted = {"method": method, "baseline": baseline, "analysis": analysis, "endpoint": endpoint}
-    chosen = np.logical_and.reduce([table[name] == value for name, value in wanted.items()])
-    assert chosen.sum() == 1
-    return table[chosen].iloc[0]
+    return synthetic.row_where(table, method=method, baseline=baseline, analysis=analysis, endpoint=endpoint)
 
 
 def above_clip(differences, none=0.4, area=0.5):

@@ -4,13 +4,10 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-import synthetic
 import yaml
 from refusals import error_of, refused
-from synthetic_board import PROTOCOL, at_no_trial, trial_score, validation
+from synthetic_board import PROTOCOL, fresh_runs, trial_score, validation
 
-from troll.analysis.data.results import Results
-from troll.analysis.data.runs import read_directories
 from troll.analysis.leaderboard.board import board_table
 from troll.analysis.leaderboard.contrasts import contrasts_table
 from troll.analysis.leaderboard.inputs import choose, trial_scores, tuning_values
@@ -27,20 +24,8 @@ OWN = with_rule(Protocol.model_validate(PROTOCOL), "soft-wall", "my_rules.py:sof
 def pairs(board, tmp_path_factory):
     """Fresh seeds by task: of the protocol's rules, and of a rule whose runs were made apart from them."""
     _, final, _ = board
-    root, own = tmp_path_factory.mktemp("own"), []
-    for task in ("chains", "functions"):
-        directory = root / task
-        runs, bases = synthetic.write_experiment(
-            directory,
-            tasks=[task],
-            conditions=["stale"],
-            estimators=["grpo"],
-            methods=["soft-wall"],
-            batches=9,
-            problems=20,
-        )
-        collected = read_directories(runs, bases)
-        own.append(Results(at_no_trial(collected.runs), collected.items))
+    root = tmp_path_factory.mktemp("own")
+    own = [fresh_runs(root / task, task, ["soft-wall"]) for task in ("chains", "functions")]
     return dict(zip(("chains", "functions"), zip(final, own, strict=True), strict=True))
 
 

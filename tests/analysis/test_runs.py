@@ -8,6 +8,7 @@ import pytest
 import synthetic
 import yaml
 from refusals import error_of, refused
+from synthetic import row_where
 from typer.testing import CliRunner
 
 from troll.analysis.data.reduction import by_batch, digest_of_log
@@ -29,13 +30,6 @@ def edit_json(path, **changes):
     synthetic.write_json(path, json.loads(path.read_text()) | changes)
 
 
-def one(frame, **where):
-    for name, value in where.items():
-        frame = frame[frame[name] == value]
-    assert len(frame) == 1, frame
-    return frame.iloc[0]
-
-
 def settings(runs):
     (text,) = set(runs["settings"])
     return dict(flat_settings(str(text)))
@@ -49,12 +43,12 @@ def test_what_is_logged_becomes_one_row_for_each_batch(run_dir):
     rows = runs[~runs["source"].isin(["manifest", "test"])]
     assert {(row.source, row.step, row.metric): row.value for row in rows.itertuples()} == reduced
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    row = one(runs, step=9, metric="success")
+    row = row_where(runs, step=9, metric="success")
     assert (row.rollout_batch, row.wall_s, row.source) == (1, lines[8]["time"]["wall_s"], "train")
     assert row.value == lines[8]["success"]
-    assert one(runs, step=1, metric="validation_success").source == "validation"
-    assert one(runs, step=9, metric="time/update_s").value == pytest.approx(0.02)
-    assert one(runs, metric="summary/steps", source="summary").value == 16
+    assert row_where(runs, step=1, metric="validation_success").source == "validation"
+    assert row_where(runs, step=9, metric="time/update_s").value == pytest.approx(0.02)
+    assert row_where(runs, metric="summary/steps", source="summary").value == 16
     assert not runs["metric"].isin(["time/wall_s", "step", "rollout_batch"]).any()
     assert set(runs["digest_log"]) == {digest_of_log(files.metrics)}
 
@@ -67,8 +61,8 @@ def test_coordinates_digests_and_constants(run_dir):
     assert (runs["digest_test_data"] == "7" * 64).all()
     assert not runs["mixed"].any()
     assert settings(runs)["trust_region/settings/kl_bound"] == synthetic.KL_BOUND
-    assert one(runs, metric="constraint_check/passed").value == 1
-    assert one(runs, metric="wall_s").source == "manifest"
+    assert row_where(runs, metric="constraint_check/passed").value == 1
+    assert row_where(runs, metric="wall_s").source == "manifest"
     assert not (runs["metric"] == "numerics").any(), "a column, and no number of the run"
 
 
@@ -111,10 +105,10 @@ def test_grades_become_test_rows_and_items(tmp_path):
         tmp_path / "testbed", "chains", "clip", "grpo", "gentle", 1, table=table, batches=2
     )
     collected = read_directories([path])
-    row = one(collected.runs, source="test", metric="pass@1")
+    row = row_where(collected.runs, source="test", metric="pass@1")
     assert (row.value, row.n_items, row.step) == (10 / 32, 4, 16), "test metrics belong to the last step"
-    assert one(collected.runs, metric="pass@8").value == 0.5
-    assert one(collected.runs, metric="status/wrong").value == 22 / 32
+    assert row_where(collected.runs, metric="pass@8").value == 0.5
+    assert row_where(collected.runs, metric="status/wrong").value == 22 / 32
     assert collected.items[["task_id", "n", "c"]].values.tolist() == [
         ["chains/test/0", 8, 8],
         ["chains/test/1", 8, 2],
@@ -171,7 +165,7 @@ def test_not_a_number_is_kept_because_it_is_a_result(run_dir):
     last = [json.loads(line) | {"loss": math.nan, "entropy": None} for line in lines[-8:]]
     path.write_text("\n".join([*lines[:-8], *map(json.dumps, last)]) + "\n")
     runs = read_directories([run_dir]).runs
-    assert math.isnan(one(runs, step=9, metric="loss").value)
+    assert math.isnan(row_where(runs, step=9, metric="loss").value)
     assert runs[(runs["step"] == 9) & (runs["metric"] == "entropy")].empty
 
 

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import synthetic
 from refusals import refused
+from synthetic import row_where
 
 from troll.analysis.data.results import Results
 from troll.analysis.data.runs import checked, read_directories
@@ -37,18 +38,11 @@ def known(tmp_path):
     return synthetic.read_solved(tmp_path / "testbed", counts, batches=4)
 
 
-def row(frame, **where):
-    for name, value in where.items():
-        frame = frame[frame[name] == value]
-    assert len(frame) == 1
-    return frame.iloc[0]
-
-
 def test_known_numbers_give_the_known_table(known):
     table = main_table(known.runs, known.items)
     assert list(table["trust_region"]) == ["base", "clip", "troll", "clip", "troll"]
     assert list(table["status"]) == ["run"] * 5
-    troll = row(table, trust_region="troll", condition="gentle")
+    troll = row_where(table, trust_region="troll", condition="gentle")
     assert troll["seeds"] == 3
     assert troll["pass@1"] == pytest.approx(41 / 60) and troll["pass@8"] == pytest.approx(41 / 60)
     assert troll["pass@1_sd"] == pytest.approx(1 / 60)
@@ -56,16 +50,16 @@ def test_known_numbers_give_the_known_table(known):
     # Every seed gains the same, so the interval over seeds has no width.
     assert troll["difference_low"] == troll["difference_high"] == pytest.approx(10 / 60)
     assert troll["reading"] == "higher"
-    assert row(table, trust_region="troll", condition="stale")["reading"] == "lower"
-    clip = row(table, trust_region="clip", condition="gentle")
+    assert row_where(table, trust_region="troll", condition="stale")["reading"] == "lower"
+    clip = row_where(table, trust_region="clip", condition="gentle")
     assert math.isnan(clip["difference"]) and clip["reading"] == ""
-    base = row(table, trust_region="base")
+    base = row_where(table, trust_region="base")
     assert base["pass@1"] == pytest.approx(20 / 60) and pd.isna(base["seeds"])
 
 
 def test_training_columns_are_late_means_over_seeds(known, tmp_path):
     table = main_table(known.runs, known.items)
-    clip = row(table, trust_region="clip", condition="gentle")
+    clip = row_where(table, trust_region="clip", condition="gentle")
     logs = [
         pd.read_json(path, lines=True)
         for path in sorted(tmp_path.glob("testbed/runs/*/*/clip/*/gentle/*/metrics.jsonl"))
@@ -93,7 +87,7 @@ def test_pairing_uses_the_seeds_that_both_have(tmp_path):
         for (method, seed), solved in counts.items()
     ]
     collected = read_directories(dirs)
-    troll = row(main_table(collected.runs, collected.items), trust_region="troll")
+    troll = row_where(main_table(collected.runs, collected.items), trust_region="troll")
     assert troll["difference"] == pytest.approx(5 / 60), "seed 1 only"
     assert troll["pass@1"] == pytest.approx(115 / 120), "all seeds of the method"
 
@@ -110,8 +104,8 @@ def test_planned_missing_and_skipped_rows_are_shown(known):
     table = main_table(
         known.runs, known.items, expected=planned, skipped={"functions": "bubblewrap is missing"}
     )
-    assert row(table, task="chains", trust_region="gspo", condition="stale")["status"] == "not run"
-    assert row(table, task="chains", trust_region="clip", condition="stale")["planned"] == 5
+    assert row_where(table, task="chains", trust_region="gspo", condition="stale")["status"] == "not run"
+    assert row_where(table, task="chains", trust_region="clip", condition="stale")["planned"] == 5
     functions = table[table["task"] == "functions"]
     assert len(functions) == 7 and set(functions["status"]) == {"skipped"}
     notes = " ".join(table.attrs["notes"])
@@ -124,7 +118,7 @@ def test_holes_show_without_a_plan(known):
     runs = known.runs
     hole = (runs["trust_region"] == "troll") & (runs["condition"] == "stale")
     table = main_table(runs[~hole], known.items)
-    assert row(table, trust_region="troll", condition="stale")["status"] == "not run"
+    assert row_where(table, trust_region="troll", condition="stale")["status"] == "not run"
 
 
 def test_mixed_runs_are_named(tmp_path):
@@ -134,18 +128,21 @@ def test_mixed_runs_are_named(tmp_path):
     dirs.append(synthetic.write_run(root, "chains", "clip", "grpo", "gentle", 2, batches=1, digests=odd))
     collected = checked(read_directories(dirs), allow_mixed=True)
     table = main_table(collected.runs, collected.items)
-    assert row(table, trust_region="clip")["mixed"]
+    assert row_where(table, trust_region="clip")["mixed"]
     assert "tiny/chains/clip/grpo/gentle/seed2" in table.attrs["notes"][-1]
 
 
 def test_comparison_puts_two_methods_side_by_side(known):
     main = main_table(known.runs, known.items)
     table = comparison_table(main)
-    gentle = row(table, condition="gentle")
+    gentle = row_where(table, condition="gentle")
     assert [gentle["base"], gentle["baseline"], gentle["method"]] == pytest.approx([1 / 3, 31 / 60, 41 / 60])
-    assert gentle["difference_low"] == row(main, condition="gentle", trust_region="troll")["difference_low"]
+    assert (
+        gentle["difference_low"]
+        == row_where(main, condition="gentle", trust_region="troll")["difference_low"]
+    )
     assert gentle["seeds"] == 3 and gentle["reading"] == "higher"
-    heights = [row(main, condition="gentle", trust_region=name)["auc"] for name in ("clip", "troll")]
+    heights = [row_where(main, condition="gentle", trust_region=name)["auc"] for name in ("clip", "troll")]
     assert [gentle["baseline_auc"], gentle["auc"]] == heights and all(height > 0 for height in heights)
     alone = comparison_table(main[main["trust_region"] != "troll"])
     assert set(alone["status"]) == {"not run"} and alone["difference"].isna().all()
@@ -164,12 +161,12 @@ def test_both_columns_are_of_the_seeds_that_both_methods_have(known):
 
     lost = [(frame["trust_region"] == "troll") & (frame["seed"] == 1) for frame in (known.runs, known.items)]
     main = main_table(known.runs[~lost[0]], known.items[~lost[1]])
-    gentle = row(comparison_table(main), condition="gentle")
+    gentle = row_where(comparison_table(main), condition="gentle")
     assert [gentle["baseline"], gentle["method"]] == pytest.approx(
         [rate("clip", {0, 2}), rate("troll", {0, 2})]
     )
     assert gentle["method"] - gentle["baseline"] == pytest.approx(gentle["difference"])
-    assert row(main, condition="gentle", trust_region="clip")["pass@1"] == pytest.approx(
+    assert row_where(main, condition="gentle", trust_region="clip")["pass@1"] == pytest.approx(
         rate("clip", {0, 1, 2})
     )
 
@@ -188,11 +185,11 @@ def test_official_figures_stand_before_ours_and_only_where_there_are_any(known, 
     names = [name for name in main if not name.endswith("_sd")]
     start = names.index("official/pass@1")
     assert names[start : start + 4] == ["official/pass@1", "pass@1", "pass@8", "disagreements"]
-    troll = row(main, trust_region="troll", condition="gentle")
+    troll = row_where(main, trust_region="troll", condition="gentle")
     assert troll["official/pass@1"] == pytest.approx(41 / 60 + 0.1) and troll["disagreements"] == 6
     assert any("disagreements.jsonl" in note for note in main.attrs["notes"])
     assert "| Official pass@1 (%) | pass@1 (%) | pass@8 (%) | Disagreements |" in to_markdown(main)
-    gentle = row(comparison_table(main), condition="gentle")
+    gentle = row_where(comparison_table(main), condition="gentle")
     both = [
         gentle[f"{prefix}{name}"] for name in ("base", "baseline", "method") for prefix in ("official_", "")
     ]
@@ -224,7 +221,7 @@ def test_ablation_is_where_variants_are(tmp_path, known):
     first = collected.runs[(collected.runs["metric"] == "pass@1") & (collected.runs["seed"] == 0)]
     first = first[first["condition"] == "gentle"].set_index(["task", "estimator", "trust_region"])["value"]
     for variant, family in (("troll-kl0.01", "troll"), ("clip-eps0.1", "clip")):
-        difference = row(table, trust_region=variant)["difference"]
+        difference = row_where(table, trust_region=variant)["difference"]
         assert difference == pytest.approx(solved_by[variant] / 60 - first["chains", "grpo", family])
     assert "difference from the rule's default in the same setting" in table.attrs["notes"][0]
     assert "troll-k16" not in set(main_table(collected.runs, collected.items)["trust_region"])
@@ -239,23 +236,23 @@ def test_certificate_takes_the_worst(known):
         & (known.runs["condition"] == "stale")
         & (known.runs["source"] == "train")
     ]
-    troll = row(table, trust_region="troll", condition="stale")
+    troll = row_where(table, trust_region="troll", condition="stale")
     values = {name: part["value"] for name, part in rows.groupby("metric")}
     assert troll["kl_violation_max"] == values["kl_violation_max"].max() == 1e-7
     assert troll["kept_mass_min"] == values["kept_mass_min"].min()
     assert troll["clip_fraction"] == pytest.approx(values["clip_fraction"].mean()), "equally long batches"
     assert troll["kl_projected_max"] == synthetic.KL_BOUND
-    clip = row(table, trust_region="clip", condition="stale")
+    clip = row_where(table, trust_region="clip", condition="stale")
     assert math.isnan(clip["kl_violation_max"]) and clip["ratio_max"] > 1
 
 
 def test_every_test_metric_has_a_column(runs):
     table = status_table(runs)
-    functions = row(table, task="functions", trust_region="troll", condition="stale", estimator="grpo")
+    functions = row_where(table, task="functions", trust_region="troll", condition="stale", estimator="grpo")
     assert functions["base/pass@1"] == pytest.approx(functions["pass@1"] + 0.02)
     assert functions["status/passed"] + functions["status/wrong"] == pytest.approx(1)
-    assert row(table, task="chains", trust_region="base")["pass@1_sd"] != 0
-    assert math.isnan(row(table, task="chains", trust_region="base")["base/pass@1"])
+    assert row_where(table, task="chains", trust_region="base")["pass@1_sd"] != 0
+    assert math.isnan(row_where(table, task="chains", trust_region="base")["base/pass@1"])
 
 
 @pytest.mark.parametrize(("kind", "name"), [("table", "main"), ("figure", "main")])
