@@ -1,6 +1,7 @@
 """Fixtures for several rooms: a tiny tokenizer and a tiny random model."""
 
 import gc
+import importlib.util
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -102,6 +103,28 @@ def repository() -> Path:
 def reduced(repository):
     """The contents of a small experiment file: two tasks, two rules, one seed."""
     return yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
+
+
+@pytest.fixture(scope="session")
+def tracked(repository):
+    """The names of all files that git tracks and that are there."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=repository, capture_output=True, text=True, check=True
+    )
+    return [name for name in listed.stdout.split("\0") if name and (repository / name).exists()]
+
+
+@pytest.fixture(scope="session")
+def script(repository):
+    """Loads a file of the checkout that is no part of the package, as a module."""
+
+    def load(path):
+        spec = importlib.util.spec_from_file_location(Path(path).stem, repository / path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture(scope="session")

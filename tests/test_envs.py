@@ -1,6 +1,5 @@
 """One set of pins: what pip, conda and the container recipes install is the same."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -15,11 +14,21 @@ from refusals import error_of
 
 
 @pytest.fixture(scope="module")
-def writer(repository):
-    spec = importlib.util.spec_from_file_location("write_conda", repository / "envs/write_conda.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def writer(script):
+    return script("envs/write_conda.py")
+
+
+@pytest.fixture
+def set_up(repository, tmp_path):
+    """Runs envs/setup.sh for an environment in a directory of this name, with these variables."""
+
+    def run(name, **variables):
+        clean = {name: text for name, text in os.environ.items() if name not in ("TORCH", "VLLM")}
+        environment = clean | {"PYTHON": sys.executable} | variables
+        command = ["bash", str(repository / "envs/setup.sh"), str(tmp_path / name)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+    return run
 
 
 def test_conda_files_are_those_of_the_pins(writer, repository):
@@ -111,14 +120,10 @@ def test_recipes_use_the_same_set_up(repository):
         assert "envs/setup.sh" in (repository / "envs" / name).read_text()
 
 
-def test_a_directory_that_is_no_environment_is_left_alone(repository, tmp_path):
+def test_a_directory_that_is_no_environment_is_left_alone(set_up, tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home/precious").write_text("mine")
-    command = ["bash", str(repository / "envs/setup.sh"), str(tmp_path / "home")]
-    result = subprocess.run(
-        command, env=os.environ | {"PYTHON": sys.executable}, capture_output=True, text=True
-    )
-    error_of(result, tmp_path / "home", "make env VENV=.venv")
+    error_of(set_up("home"), tmp_path / "home", "make env VENV=.venv")
     assert (tmp_path / "home/precious").read_text() == "mine"
 
 
@@ -135,7 +140,7 @@ def test_a_directory_that_is_no_environment_is_left_alone(repository, tmp_path):
     ids=["default", "cpu", "no-gpu", "cuda", "instead", "vllm"],
 )
 def test_the_build_of_torch_is_that_of_the_machine_or_the_one_chosen(
-    repository, tmp_path, gpu, chosen, build, torch_there
+    set_up, repository, tmp_path, gpu, chosen, build, torch_there
 ):
     asked, venv = tmp_path / "asked", tmp_path / "venv"
     (venv / "bin").mkdir(parents=True)
@@ -150,10 +155,7 @@ def test_the_build_of_torch_is_that_of_the_machine_or_the_one_chosen(
     for path, text in scripts.items():
         path.write_text(text)
         path.chmod(0o755)
-    environment = {name: text for name, text in os.environ.items() if name not in ("TORCH", "VLLM")} | chosen
-    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHON": sys.executable, "ASKED": str(asked)}
-    command = ["bash", str(repository / "envs/setup.sh"), str(venv)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    result = set_up("venv", PATH=f"{tmp_path}:{os.environ['PATH']}", ASKED=str(asked), **chosen)
     assert result.returncode == 0, result.stderr
     installed = re.findall(r" (torch==\S+)$", asked.read_text(), re.MULTILINE)
     pins = (repository / f"envs/constraints{'-vllm' if 'VLLM' in chosen else ''}.txt").read_text()
@@ -162,9 +164,6 @@ def test_the_build_of_torch_is_that_of_the_machine_or_the_one_chosen(
     assert ("uninstall -qq -y torch" in asked.read_text()) == ("TORCH" in chosen)
 
 
-def test_an_unknown_build_of_torch_is_refused_before_anything_is_installed(repository, tmp_path):
-    environment = os.environ | {"TORCH": "gpu", "PYTHON": sys.executable}
-    command = ["bash", str(repository / "envs/setup.sh"), str(tmp_path / "venv")]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    error_of(result, "TORCH", "gpu", "cpu or cuda")
+def test_an_unknown_build_of_torch_is_refused_before_anything_is_installed(set_up, tmp_path):
+    error_of(set_up("venv", TORCH="gpu"), "TORCH", "gpu", "cpu or cuda")
     assert not (tmp_path / "venv").exists()

@@ -23,16 +23,12 @@ FAST = (
 
 
 @pytest.fixture
-def checkout(repository, tmp_path):
+def checkout(repository, tracked, tmp_path):
     """A clone of what git tracks, in which every released experiment and one more has been run."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=repository, capture_output=True, text=True, check=True
-    )
     root = tmp_path / "troll"
-    for name in filter(None, listed.stdout.split("\0")):
-        if (repository / name).exists():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(repository / name, root / name)
+    for name in tracked:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(repository / name, root / name)
     git = ["git", "-C", str(root), "-c", "user.name=n", "-c", "user.email=e"]
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "clone"]):
         subprocess.run([*git, *command], check=True, capture_output=True)

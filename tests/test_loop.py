@@ -1,26 +1,17 @@
 """docs/loop.py: the whole loop with `troll.algorithms` alone."""
 
 import ast
-import importlib.util
 
 import pytest
 
 
 @pytest.fixture(scope="module")
-def path(repository):
-    return repository / "docs/loop.py"
+def loop(script):
+    return script("docs/loop.py")
 
 
-@pytest.fixture(scope="module")
-def loop(path):
-    spec = importlib.util.spec_from_file_location("loop", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_it_is_short_and_uses_the_algorithms_alone(path):
-    text = path.read_text()
+def test_it_is_short_and_uses_the_algorithms_alone(repository):
+    text = (repository / "docs/loop.py").read_text()
     assert len(text.splitlines()) <= 120
     imported = {node.module for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
     assert all(name.startswith(("torch", "troll.algorithms")) for name in imported)

@@ -1,6 +1,5 @@
 """What a release says of itself agrees, and workflows do nothing that was not run as a make target."""
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -16,11 +15,8 @@ SHA = re.compile(r"[\w-]+/[\w-]+@[0-9a-f]{40}")
 
 
 @pytest.fixture(scope="module")
-def writer(repository):
-    spec = importlib.util.spec_from_file_location("write_release", repository / "envs/write_release.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def writer(script):
+    return script("envs/write_release.py")
 
 
 @pytest.fixture
@@ -80,12 +76,9 @@ def test_archive_metadata_has_what_a_doi_asks_for(repository):
 
 
 @pytest.mark.slow
-def test_sdist_and_wheel_hold_the_package(writer, repository, tmp_path):
+def test_sdist_and_wheel_hold_the_package(writer, repository, tracked, tmp_path):
     source = tmp_path / "source"
-    files = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=repository, capture_output=True, text=True, check=True
-    )
-    for name in filter(None, files.stdout.split("\0")):
+    for name in tracked:
         if name.startswith(("troll/", "pyproject", "README", "LICENSE")):
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(repository / name, source / name)
@@ -134,28 +127,18 @@ def test_workflows_pass_actionlint(repository):
     assert ran.returncode == 0, ran.stdout
 
 
-def test_the_tree_stays_light(repository):
+def test_the_tree_stays_light(repository, tracked):
     """What a shallow clone fetches: results are rows, pictures and pages, and no archive."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=repository, capture_output=True, text=True, check=True
-    )
-    sizes = {
-        name: (repository / name).stat().st_size
-        for name in filter(None, listed.stdout.split("\0"))
-        if (repository / name).exists()
-    }
+    sizes = {name: (repository / name).stat().st_size for name in tracked}
     assert len(sizes) <= 1000
     assert sum(sizes.values()) <= 40 * 2**20
     assert [name for name, size in sizes.items() if size > 3 * 2**20] == []
 
 
 @pytest.fixture
-def checkout(repository, tmp_path):
+def checkout(repository, tracked, tmp_path):
     """Empty files by the names of all that is tracked, in a repository of their own."""
-    names = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=repository, capture_output=True, text=True, check=True
-    ).stdout.split("\0")
-    for name in filter(None, names):
+    for name in tracked:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()

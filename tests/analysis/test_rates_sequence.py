@@ -1,6 +1,5 @@
 """The fixed sequence of tests of smollm2-rates, on made-up runs whose outcomes are known."""
 
-import importlib.util
 import itertools
 from pathlib import Path
 
@@ -10,19 +9,11 @@ import pytest
 from refusals import refused
 from scipy import stats
 
+import rates_sequence
 from troll.analysis.data.results import Results
 
-PATH = Path(__file__).resolve().parents[2] / "workflow/benchmarks/rates_sequence.py"
 LOW, HIGH = "rate-1e-5", "rate-3e-5"
 SEEDS = range(8001, 8013)
-
-
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("rates_sequence", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def results(value, seeds=SEEDS):
@@ -53,11 +44,11 @@ def outcomes(table):
     return list(zip(both["test"], both["condition"], both["outcome"], strict=True))
 
 
-def test_the_unit_is_a_seed_over_both_tasks(script):
+def test_the_unit_is_a_seed_over_both_tasks():
     def value(endpoint, condition, rule, task, seed):
         return (seed % 7) / 100 * (rule == "troll") * (2 if task == "chains" else 1) + (seed % 5) / 10
 
-    table = script.sequence(results(value))
+    table = rates_sequence.sequence(results(value))
     first = table.iloc[0]
     differences = np.array([1.5 * (seed % 7) / 100 for seed in SEEDS])
     known = stats.ttest_1samp(differences, 0)
@@ -70,12 +61,12 @@ def test_the_unit_is_a_seed_over_both_tasks(script):
     assert alone["difference"] == pytest.approx(2 * differences.mean() / 1.5) and alone["outcome"] == ""
 
 
-def test_after_a_test_that_fails_everything_is_exploratory(script):
+def test_after_a_test_that_fails_everything_is_exploratory():
     def value(endpoint, condition, rule, task, seed):
         better = rule == "troll" and (endpoint == "pass@1" or condition == LOW)
         return 0.5 + 0.2 * better + 0.01 * (seed % 3) * (rule == "troll") * (1 if seed % 2 else -1)
 
-    assert [outcome for *_, outcome in outcomes(script.sequence(results(value)))] == [
+    assert [outcome for *_, outcome in outcomes(rates_sequence.sequence(results(value)))] == [
         "succeeded",
         "failed",
         "exploratory",
@@ -84,27 +75,27 @@ def test_after_a_test_that_fails_everything_is_exploratory(script):
     ]
 
 
-def test_a_clear_difference_downwards_is_no_success(script):
+def test_a_clear_difference_downwards_is_no_success():
     def value(endpoint, condition, rule, task, seed):
         return 0.5 - 0.2 * (rule == "troll") + 0.001 * (seed % 3) * (rule == "clip")
 
-    assert outcomes(script.sequence(results(value)))[0] == (1, LOW, "failed")
+    assert outcomes(rates_sequence.sequence(results(value)))[0] == (1, LOW, "failed")
 
 
-def test_holm_corrects_the_last_two(script):
+def test_holm_corrects_the_last_two():
     def value(endpoint, condition, rule, task, seed):
         if endpoint == "auc":
             return 0.3 + 0.1 * (rule == "troll") + 0.001 * (seed % 3) * (rule == "troll")
         return 0.5 + (0.05 if seed % 2 else -0.03) * (rule == "troll")
 
-    table = script.sequence(results(value))
+    table = rates_sequence.sequence(results(value))
     last = table[(table["test"] == 4) & (table["tasks"] == "both")]
     differences = np.array([0.05 if seed % 2 else -0.03 for seed in SEEDS])
     raw = stats.ttest_1samp(differences, 0).pvalue
     assert list(last["p"]) == pytest.approx([min(1, 2 * raw)] * 2)
 
 
-def test_each_half_of_the_seeds_chooses_the_rates_of_the_other(script):
+def test_each_half_of_the_seeds_chooses_the_rates_of_the_other():
     # The first half prefers the high rate for TROLL, the second the low one; clip is the same at both.
     def value(endpoint, condition, rule, task, seed):
         first = seed <= 8006
@@ -114,12 +105,12 @@ def test_each_half_of_the_seeds_chooses_the_rates_of_the_other(script):
             return (0.8 if first else 0.1) + 0.001 * (seed % 4)
         return (0.5 if first else 0.6) + 0.001 * (seed % 4)
 
-    table = script.sequence(results(value))
+    table = rates_sequence.sequence(results(value))
     chosen = table[(table["test"] == 3) & (table["tasks"] == "both")].iloc[0]
     # The first half is tested at the low rate, which the second prefers; the second at the high one.
     known = [(0.5 if seed <= 8006 else 0.1) + 0.001 * (seed % 4) - 0.4 for seed in SEEDS]
     assert chosen["difference"] == pytest.approx(np.mean(known)) and chosen["seeds"] == 12
-    equal = script.sequence(
+    equal = rates_sequence.sequence(
         results(
             lambda endpoint, condition, rule, task, seed: (
                 0.4 + 0.1 * (condition == HIGH and endpoint == "pass@1")
@@ -129,18 +120,18 @@ def test_each_half_of_the_seeds_chooses_the_rates_of_the_other(script):
     assert equal[(equal["test"] == 3) & (equal["tasks"] == "both")].iloc[0]["difference"] == 0
 
 
-def test_a_seed_without_a_run_is_left_out_of_the_tests_that_need_it(script):
+def test_a_seed_without_a_run_is_left_out_of_the_tests_that_need_it():
     whole = results(lambda endpoint, condition, rule, task, seed: 0.4 + 0.1 * (rule == "troll") + seed / 1e6)
     gone = whole.runs["run_id"] == f"m/chains/clip/grpo/{HIGH}/seed8003"
-    table = script.sequence(Results(whole.runs[~gone], whole.items, whole.expected))
+    table = rates_sequence.sequence(Results(whole.runs[~gone], whole.items, whole.expected))
     both = table[table["tasks"] == "both"]
     assert list(both["seeds"]) == [12, 11, 11, 12, 11]
 
 
-def test_planned_runs_that_have_not_ended_are_counted(script):
+def test_planned_runs_that_have_not_ended_are_counted():
     whole = results(lambda *_: 0.5)
     gone = whole.runs["run_id"].str.endswith(("seed8011", "seed8012"))
-    assert script.lacking(whole) == 0
-    assert script.lacking(Results(whole.runs[~gone], whole.items, whole.expected)) == 16
+    assert rates_sequence.lacking(whole) == 0
+    assert rates_sequence.lacking(Results(whole.runs[~gone], whole.items, whole.expected)) == 16
     with refused("here", "16 of 96"):
-        script.refuse_early(Results(whole.runs[~gone], whole.items, whole.expected), Path("here"))
+        rates_sequence.refuse_early(Results(whole.runs[~gone], whole.items, whole.expected), Path("here"))

@@ -1,7 +1,7 @@
 """lm-eval scores recorded samples: its own verdicts beside ours, its own files, and nothing that hangs it."""
 
 import argparse
-import importlib.util
+import importlib
 import inspect
 import math
 import random
@@ -382,13 +382,7 @@ def _reference(problem, args):
 @pytest.fixture(scope="module")
 def peer():
     """The script, as a module."""
-    path = Path(__file__).resolve().parents[2] / "workflow/benchmarks/peer.py"
-    sys.path.append(str(path.parent))  # of the module beside it
-    spec = importlib.util.spec_from_file_location("peer", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["peer"] = module  # where dataclasses look
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("peer")
 
 
 def side_by_side(peer, tmp_path, name, prompts, ours, verdicts, theirs, margins=None, listed=()):
