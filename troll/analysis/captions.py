@@ -21,7 +21,7 @@ def captions() -> Mapping[str, str]:
 
 
 def caption(name: str) -> str:
-    """The text with this label."""
+    """Returns the text with this label."""
     if name not in captions():
         raise UserError(f"{_FILE}: no caption {name}; add one below a line `.. _{name}:`")
     return captions()[name]

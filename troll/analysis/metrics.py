@@ -304,7 +304,7 @@ PRESENT_NAMES = {summary.stored: name for name, summary in SUMMARIES.items() if 
 
 
 def markdown(entries: Collection[Metric | Summary]) -> str:
-    """A table for docs/results.md: name, unit and meaning."""
+    """Returns a table for docs/results.md: name, unit and meaning."""
     meanings = [entry.meaning.replace("|", "\\|") for entry in entries]
     rows = [
         f"| `{entry.name}` | {entry.unit} | {meaning} |"

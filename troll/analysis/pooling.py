@@ -52,7 +52,7 @@ class Pooled:
 def error_covariance(
     differences: Sequence[Mapping[float, float]], baselines: Sequence[Hashable]
 ) -> tuple[Array, Array]:
-    """The covariances ``[K, K]`` of the settings' differences for one seed, and of their means over seeds.
+    """Returns the covariances ``[K, K]`` of settings' differences for a seed, and of their means over seeds.
 
     ``differences`` are by seed, at least two in each setting; equal ``baselines`` mean that settings are
     compared with the same runs, None that a setting shares them with no other. All pairs that share runs get
@@ -76,7 +76,7 @@ def error_covariance(
 
 
 def reml(effects: ArrayLike, errors: ArrayLike, design: ArrayLike | None = None) -> float:
-    """The variance between settings that maximises the restricted likelihood; at least zero.
+    """Returns the variance between settings that maximises the restricted likelihood; at least zero.
 
     ``effects`` are ``[K]``; ``errors`` are the variances ``[K]`` of independent effects or a positive
     definite covariance ``[K, K]``; ``design`` ``[K, P]`` defaults to a column of ones.
@@ -109,7 +109,7 @@ def reml(effects: ArrayLike, errors: ArrayLike, design: ArrayLike | None = None)
 
 
 def pool(effects: ArrayLike, errors: ArrayLike) -> Pooled:
-    """The average of ``effects [K]``, K > 1, with its 95 % interval and the 95 % prediction interval.
+    """Returns the average of ``effects [K]``, K > 1, with its 95 % interval and the 95 % prediction interval.
 
     ``errors`` are the variances ``[K]`` of independent effects or a covariance ``[K, K]``; a variance may be
     zero, where all seeds agree exactly.
@@ -150,7 +150,7 @@ def moderator_p(effects: ArrayLike, errors: ArrayLike, levels: Sequence[Hashable
 
 
 def common_levels(levels: Sequence[Hashable]) -> list[Hashable]:
-    """The levels that at least two settings have, in order of first appearance."""
+    """Returns the levels that at least two settings have, in order of first appearance."""
     return [level for level in dict.fromkeys(levels) if list(levels).count(level) >= _LEAST_OF_LEVEL]
 
 
@@ -162,7 +162,7 @@ def seeds_to_decide(
     least: int,
     most: int = 1000,
 ) -> int | None:
-    """The least number of seeds in each setting with a chance of 80 % of a decision, all else unchanged.
+    """Returns the least seeds per setting with a chance of 80 % of a decision, all else unchanged.
 
     None if ``most`` are not enough, because settings differ more than seeds. ``errors`` are variances ``[K]``
     or a covariance ``[K, K]`` of the paired differences of a single seed. ``decides`` returns the chance of a

@@ -99,12 +99,12 @@ ENTRIES = (
 
 
 def entries(kind: Kind) -> dict[str, Entry]:
-    """The tables or the figures by name, in page order."""
+    """Returns the tables or the figures by name, in page order."""
     return {entry.name: entry for entry in ENTRIES if entry.kind == kind}
 
 
 def requested(kind: Kind, applies: Mapping[When, bool], group: str | None = None) -> list[Entry]:
-    """The tables or figures that apply to an experiment, or to a group of its runs."""
+    """Returns the tables or figures that apply to an experiment, or to a group of its runs."""
     return [
         entry
         for entry in entries(kind).values()
@@ -113,7 +113,7 @@ def requested(kind: Kind, applies: Mapping[When, bool], group: str | None = None
 
 
 def variants_of(rules: Mapping[str, str]) -> dict[str, str]:
-    """The variants among the methods, mapped to the method that they vary.
+    """Returns the variants among the methods, mapped to the method that they vary.
 
     A method is a variant if its rule is also the name of a method: ``troll-kl0.01`` with rule ``troll`` is a
     variant of ``troll`` if that is among the methods.
@@ -122,7 +122,7 @@ def variants_of(rules: Mapping[str, str]) -> dict[str, str]:
 
 
 def crossed(pairs: Iterable[tuple[Hashable, Hashable]]) -> bool:
-    """Whether two values of one setting were each combined with the same two values of another setting."""
+    """Returns whether two values of one setting were both combined with the same two of another."""
     by_first: dict[Hashable, set[Hashable]] = {}
     for first, second in pairs:
         by_first.setdefault(first, set()).add(second)

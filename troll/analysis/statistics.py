@@ -29,7 +29,7 @@ class Interval:
     items: int  # I, the number of items; 1 if scores are per seed
 
     def columns(self, name: str) -> dict[str, float]:
-        """The estimate and its interval as table columns: ``name``, ``name_low`` and ``name_high``."""
+        """Returns estimate and interval as table columns: ``name``, ``name_low`` and ``name_high``."""
         return {name: self.estimate, f"{name}_low": self.low, f"{name}_high": self.high}
 
     def reading(self) -> str:
@@ -128,7 +128,7 @@ def probability_of_improvement(scores: ArrayLike, baseline: ArrayLike) -> Array:
 
 
 def area_under_curve(steps: ArrayLike, values: ArrayLike) -> float:
-    """Mean height of a curve: trapezoid rule over the steps, divided by their range.
+    """Returns the mean height of a curve: trapezoid rule over the steps, divided by their range.
 
     The value itself for a single point; NaN for none.
     """
@@ -166,7 +166,7 @@ def paired_p_value(differences: ArrayLike) -> float:
 
 
 def equivalence_p_value(differences: ArrayLike, margin: float) -> float:
-    """The larger p-value of two one-sided tests that the mean of differences ``[S]`` is within the margin.
+    """Returns the larger p of two one-sided tests that the mean of differences ``[S]`` is within the margin.
 
     Computed by statsmodels; NaN for fewer than two seeds. Below 0.025 if the 95 % interval is within the
     margin. Source: Schuirmann 1987.
@@ -182,7 +182,7 @@ def equivalence_p_value(differences: ArrayLike, margin: float) -> float:
 
 
 def trimmed_mean(values: ArrayLike, share: float) -> tuple[Interval, float]:
-    """A trimmed mean over ``[S]`` seeds with its interval, and the p-value of a mean of 0.
+    """Returns a trimmed mean over ``[S]`` seeds with its interval, and the p-value of a mean of 0.
 
     Student's interval from the winsorised variance, computed by scipy; ``share`` of the seeds, rounded down
     to a whole number, is dropped at either end. NaN if fewer than two remain. Source: Yuen 1974; for one
@@ -225,7 +225,7 @@ def seeds_needed(spread: float, difference: float, *, most: int = 1000) -> int |
 
 
 def least_enough(enough: Callable[[int], bool], few: int, many: int) -> int | None:
-    """The least number above ``few`` that is enough, by bisection; None if ``many`` is not enough."""
+    """Returns the least number above ``few`` that is enough, by bisection; None if ``many`` is not enough."""
     if not enough(many):
         return None
     while many - few > 1:

@@ -70,7 +70,7 @@ def usable_decades(values: Sequence[float], measured: Array, threshold: float) -
 
 
 def seed_values(metric: str, summary: pd.DataFrame, items: pd.DataFrame, cell: Cell) -> pd.Series:
-    """A metric of a cell's runs by seed: pass@k from the test problems, other metrics from ``summary``."""
+    """Returns a metric of a cell's runs by seed: pass@k from test problems, others from ``summary``."""
     k = own_k(metric)
     if k is not None:
         table = scores(items, cell, k)
@@ -86,7 +86,7 @@ def across_differences(
     summary: pd.DataFrame,
     items: pd.DataFrame,
 ) -> dict[float, float]:
-    """The statistic of a method minus that of its baseline, by seed, for seeds with runs at every point.
+    """Returns the statistic of a method minus its baseline's, for seeds with runs at every point.
 
     Empty if a point lacks runs of either method, or if usable decades are asked for and the base model has no
     samples or nothing was learned.

@@ -131,7 +131,7 @@ class Side:
     margin: float
 
     def shown(self, low: float, high: float) -> bool:
-        """Whether an interval is on the claimed side."""
+        """Returns whether an interval is on the claimed side."""
         if self.direction == "higher":
             return low > self.margin
         if self.direction == "lower":
@@ -139,7 +139,7 @@ class Side:
         return -self.margin <= low and high <= self.margin
 
     def refuted(self, low: float, high: float) -> bool:
-        """Whether an interval is entirely on the other side."""
+        """Returns whether an interval is entirely on the other side."""
         if self.direction == "higher":
             return high < self.margin
         if self.direction == "lower":
@@ -160,7 +160,7 @@ class Side:
 
 
 def decide(side: Side, settings: Sequence[PairedDifferences], least_seeds: int) -> Decision:
-    """The verdict on a claim."""
+    """Returns the verdict on a claim."""
     if not settings:
         return Decision("not run")
     present = tuple(settings)
@@ -192,12 +192,12 @@ def decide(side: Side, settings: Sequence[PairedDifferences], least_seeds: int) 
 
 
 def _strict(settings: int) -> float:
-    """The level for conclusions from one of several settings (Bonferroni)."""
+    """Returns the level for conclusions from one of several settings (Bonferroni)."""
     return 1 - (1 - LEVEL) / settings
 
 
 def _reads(reading: Callable[[float, float], bool], setting: PairedDifferences, level: float) -> bool:
-    """Whether a setting's interval from at least two seeds shows or refutes a claim."""
+    """Returns whether a setting's interval from at least two seeds shows or refutes a claim."""
     interval = setting.interval(level)
     return setting.seeds > 1 and reading(interval.low, interval.high)
 
@@ -221,7 +221,7 @@ def _levels(settings: Sequence[PairedDifferences], name: str) -> dict[str, float
 
 
 def _moderator(side: Side, settings: Sequence[PairedDifferences]) -> tuple[str, float]:
-    """The coordinate with the smallest p-value whose levels are on different sides, and that p-value."""
+    """Returns the coordinate with the smallest p-value whose levels are on different sides, with that p."""
     effects, errors = _effects(settings)
     by_name = {name: [setting.coordinates[name] for setting in settings] for name in MODERATORS}
     p_values = holm([moderator_p(effects, errors, values) for values in by_name.values()])
@@ -237,7 +237,7 @@ def _moderator(side: Side, settings: Sequence[PairedDifferences]) -> tuple[str, 
 
 
 def _separates(settings: Sequence[PairedDifferences], holds: Sequence[bool], wrong: Sequence[bool]) -> str:
-    """The first coordinate of which no level has both settings that hold and settings that are wrong."""
+    """Returns the first coordinate without a level where some settings hold and others are wrong."""
     for name in ("condition", *MODERATORS):
         values = [setting.coordinates[name] for setting in settings]
         right, left = (
@@ -273,7 +273,7 @@ def _forecast(side: Side, settings: Sequence[PairedDifferences]) -> tuple[int | 
 
 
 def least_wrong(settings: Sequence[PairedDifferences]) -> int:
-    """How many settings must show the contrary to be evidence against a claim."""
+    """Returns how many settings must show the contrary to be evidence against a claim."""
     return 2 if len(settings) >= LEAST_SETTINGS else 1
 
 

@@ -30,7 +30,7 @@ def pass_at(metric: str) -> tuple[str, int] | None:
 
 
 def own_k(metric: str) -> int | None:
-    """The k of pass@k on the run's test problems; None for other metrics."""
+    """Returns the k of pass@k on the run's test problems; None for other metrics."""
     data, k = pass_at(metric) or (None, None)
     return None if data else k
 

@@ -33,7 +33,7 @@ _KINDS = ("supported", "the contrary holds", "not shown", "depends")
 
 
 def findings(judged: Sequence[ClaimVerdict], most: int = 6, also: Sequence[ClaimVerdict] = ()) -> list[str]:
-    """The first decided claims as a Markdown list, then the number of claims by verdict.
+    """Returns the first decided claims as a Markdown list, then the number of claims by verdict.
 
     The selection does not depend on content: it takes turns between claims that are supported, whose contrary
     holds, that are not shown and that depend on a coordinate, each in ledger order, so that every kind is
@@ -47,7 +47,7 @@ def findings(judged: Sequence[ClaimVerdict], most: int = 6, also: Sequence[Claim
 
 
 def _evidence(entry: ClaimVerdict) -> str:
-    """The average with its interval, or the span without an average, and the number of settings.
+    """Returns the average with its interval, or the span without an average, and the number of settings.
 
     If a claim is not shown, the settings that show the contrary come first, as they are the evidence.
     """
@@ -79,7 +79,7 @@ def _closing(judged: Sequence[ClaimVerdict]) -> str:
 
 
 def _by_chance(judged: int) -> str:
-    """How many verdicts are expected to be wrong by chance at most: every claim has intervals of 95 %."""
+    """Returns how many verdicts at 95 % are expected to be wrong by chance at most."""
     if judged < 2:
         return ""
     return (
@@ -88,7 +88,7 @@ def _by_chance(judged: int) -> str:
 
 
 def _tallies(judged: Sequence[ClaimVerdict]) -> dict[str, str]:
-    """The number of claims by verdict, in words; verdicts without claims are left out."""
+    """Returns the number of claims by verdict, in words; verdicts without claims are left out."""
     counts = {name: sum(entry.verdict == name for entry in judged) for name in VERDICTS}
     words = {"the contrary holds": "where the contrary holds"}
     words |= {} if counts["depends"] == 1 else {"depends": "depend"}
@@ -106,7 +106,7 @@ def _retired_heading(lines: Sequence[str]) -> str:
 
 
 def _retired(judged: Sequence[ClaimVerdict]) -> list[str]:
-    """A line for each retired claim: the reason, and what its runs said."""
+    """Returns a line for each retired claim: the reason, and what its runs said."""
     return [
         f"{entry.claim.sentence} (`{entry.claim.id}`): {entry.claim.retired}. Its runs: {entry.verdict}"
         + (f", {numbers}" if (numbers := on_average(entry) or span(entry)) else "")
@@ -116,7 +116,7 @@ def _retired(judged: Sequence[ClaimVerdict]) -> list[str]:
 
 
 def to_markdown(judged: Sequence[ClaimVerdict]) -> str:
-    """The ledger as Markdown: counts, a table of verdicts, their evidence, and the claims without runs."""
+    """Returns the ledger as Markdown: counts, verdicts, their evidence, and the claims without runs."""
     with_runs, _ = _split(judged)
     parts = [_counts(judged)]
     if with_runs:
@@ -131,7 +131,7 @@ def to_markdown(judged: Sequence[ClaimVerdict]) -> str:
 
 
 def to_folded_markdown(judged: Sequence[ClaimVerdict]) -> str:
-    """The ledger for the complete report: numbers and claims without a verdict are folded."""
+    """Returns the ledger for the complete report: numbers and claims without a verdict are folded."""
     with_runs, _ = _split(judged)
     parts = [_counts(judged), *([_verdict_rows(with_runs)] if with_runs else [])]
     parts += [folded("Numbers", "\n\n".join(_paragraphs(with_runs)))] if with_runs else []
@@ -149,7 +149,7 @@ def _verdict_rows(with_runs: Sequence[ClaimVerdict]) -> str:
 
 
 def _paragraphs(with_runs: Sequence[ClaimVerdict]) -> list[str]:
-    """The numbers, history and note of each claim with runs, as paragraphs."""
+    """Returns the numbers, history and note of each claim with runs, as paragraphs."""
     parts = []
     for entry in with_runs:
         if entry.decision.settings:
@@ -174,7 +174,7 @@ def _lists(judged: Sequence[ClaimVerdict]) -> list[tuple[str, str]]:
 
 
 def _numbers(entry: ClaimVerdict) -> list[str]:
-    """A line for each setting, and one for the average."""
+    """Returns a line for each setting, and one for the average."""
     lines = [
         f"{setting.name}: {show_difference(entry.claim, setting.interval())}, "
         f"{counted(setting.seeds, 'seed')}"
@@ -189,7 +189,7 @@ def _history(claim: Claim) -> list[str]:
 
 
 def to_short_markdown(judged: Sequence[ClaimVerdict]) -> str:
-    """The verdicts for a README: the judged claims, those retired, and the number of claims not run."""
+    """Returns the verdicts for a README: judged and retired claims, and the number of those not run."""
     with_runs, rest = _split(judged)
     parts = [_verdict_rows(with_runs)] if with_runs else []
     if given_up := _retired(judged):
@@ -200,7 +200,7 @@ def to_short_markdown(judged: Sequence[ClaimVerdict]) -> str:
 
 
 def _missing(entry: ClaimVerdict) -> str:
-    """Why a claim has no verdict: the missing runs, or why the existing ones do not count."""
+    """Returns why a claim has no verdict: the missing runs, or why the existing ones do not count."""
     if entry.no_data_reason:
         return entry.no_data_reason
     claim = entry.claim
@@ -247,7 +247,7 @@ def _digests(paths: Sequence[Path]) -> dict[str, str]:
 
 
 def record(entry: ClaimVerdict) -> dict[str, Any]:
-    """A claim's entry in ``claims.json``: the claim, its verdict and every number behind it."""
+    """Returns a claim's entry in ``claims.json``: the claim, its verdict and every number behind it."""
 
     def number(value: float) -> float | None:
         return value if math.isfinite(value) else None

@@ -12,7 +12,7 @@ CLAIMS = Path(str(files(__package__) / "claims.yaml"))
 
 
 def claims_file(name: str) -> Path:
-    """The claims file for a name: ``default`` or a path."""
+    """Returns the claims file for a name: ``default`` or a path."""
     path = Path(name)
     if name == DEFAULT:
         return CLAIMS
@@ -22,5 +22,5 @@ def claims_file(name: str) -> Path:
 
 
 def claim_files(named: Sequence[str] | None, of_experiment: Sequence[str] = ()) -> list[Path]:
-    """The named claims files, else those of the experiment, else the packaged one."""
+    """Returns the named claims files, else those of the experiment, else the packaged one."""
     return [claims_file(name) for name in named or of_experiment or [DEFAULT]]

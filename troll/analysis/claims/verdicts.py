@@ -43,7 +43,7 @@ class Where(StrictModel):
     estimator: list[str] = Field(default=["*"], description="patterns of estimator names")
 
     def holds(self, experiment: str, cell: Cell) -> bool:
-        """Whether the claim applies to a setting."""
+        """Returns whether the claim applies to a setting."""
         names = cell.coordinates | {"experiment": experiment}
         return all(any(fnmatchcase(names[key], pattern) for pattern in patterns) for key, patterns in self)
 
@@ -245,13 +245,13 @@ def _with_other_batches(measured: Iterable[_Measured], runs: Mapping[str, pd.Dat
 
 
 def _falls(items: pd.DataFrame, line: Sequence[Cell]) -> bool:
-    """Whether all of these cells end below their base models on average over seeds."""
+    """Returns whether all of these cells end below their base models on average over seeds."""
     differences = [difference(items, cell, cell.base_model()) for cell in line]
     return bool(differences) and all(change is not None and change.estimate < 0 for change in differences)
 
 
 def _have_gpus(runs: pd.DataFrame, compared: Sequence[Cell]) -> bool:
-    """Whether every run of these cells had GPUs; runs on processors share them with other processes."""
+    """Returns whether every run of these cells had GPUs; runs on processors share them."""
     gpus = runs[(runs["source"] == "manifest") & (runs["metric"] == "gpus")]
     alone = set(gpus.loc[gpus["value"] > 0, "run_id"])
     return all(alone.issuperset(cell.rows(runs)["run_id"]) for cell in compared)
@@ -260,7 +260,7 @@ def _have_gpus(runs: pd.DataFrame, compared: Sequence[Cell]) -> bool:
 def _no_data_reason(
     claim: Claim, summary: pd.DataFrame, items: pd.DataFrame, line: _Line, baselines: _Line
 ) -> str:
-    """Why a setting with runs of both methods gives no difference; empty if the baseline has no runs."""
+    """Returns why a setting with runs of both gives no difference; empty if the baseline has none."""
     present = set(cells(summary))
     if not present.issuperset(baselines):
         return ""
@@ -303,7 +303,7 @@ def _compared(
 def _pairs(
     claim: Claim, methods: Sequence[Cell], summary: pd.DataFrame
 ) -> Iterator[tuple[Cell, Cell | None]]:
-    """Every cell of the method with the baseline's cell; None if the baseline is a number."""
+    """Yields every cell of the method with the baseline's cell; None if the baseline is a number."""
     if not claim.at_equal_kl:
         for cell in methods:
             if not isinstance(claim.baseline, str):
@@ -340,7 +340,7 @@ def _setting(claim: Claim, measured: _Measured) -> PairedDifferences:
 def _differences(
     claim: Claim, summary: pd.DataFrame, items: pd.DataFrame, cell: Cell, baseline: Cell | None
 ) -> dict[float, float]:
-    """The paired differences of common seeds."""
+    """Returns the paired differences of common seeds."""
     k = own_k(claim.metric)
     if baseline is not None and k is not None and not claim.relative:
         pair = paired_scores(items, cell, baseline, k)
@@ -360,7 +360,7 @@ def _differences(
 
 
 def _values(metric: str, summary: pd.DataFrame, items: pd.DataFrame, cell: Cell) -> pd.Series:
-    """A metric by seed; pass@k that the summary lacks is computed from the test problems."""
+    """Returns a metric by seed; pass@k that the summary lacks is computed from the test problems."""
     if metric in summary:
         return values_by_seed(summary, cell, metric)
     return seed_values(metric, summary, items, cell)

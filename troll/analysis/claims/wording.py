@@ -20,12 +20,12 @@ _NAMED = 4
 
 
 def _shown(claim: Claim) -> tuple[Callable[[float], str], str]:
-    """The formatter and the unit of a claim's differences."""
+    """Returns the formatter and the unit of a claim's differences."""
     return points if _times_100(claim) else _signed, _unit(claim)
 
 
 def _times_100(claim: Claim) -> bool:
-    """Whether differences are given in percent or percentage points."""
+    """Returns whether differences are given in percent or percentage points."""
     return claim.relative or (_is_share(claim.metric) and not _in_decades(claim))
 
 
@@ -38,21 +38,21 @@ def _in_decades(claim: Claim) -> bool:
 
 
 def span(entry: ClaimVerdict) -> str:
-    """The smallest and the largest difference among the settings."""
+    """Returns the smallest and the largest difference among the settings."""
     if not entry.decision.settings:
         return ""
     return show_range(entry.claim, [setting.effect for setting in entry.decision.settings])
 
 
 def show_range(claim: Claim, differences: Sequence[float]) -> str:
-    """The smallest and the largest of some differences in the unit of the claim's metric."""
+    """Returns the smallest and the largest of some differences in the unit of the claim's metric."""
     show, unit = _shown(claim)
     ends = dict.fromkeys((show(min(differences)), show(max(differences))))
     return " to ".join(ends) + unit
 
 
 def label(entry: ClaimVerdict) -> str:
-    """The verdict for display; a contrary that holds includes its size, such as "above by 20.7 points"."""
+    """Returns the verdict for display, of a contrary with its size: "above by 20.7 points"."""
     decision = entry.decision
     if decision.verdict != "the contrary holds":
         return decision.label
@@ -65,7 +65,7 @@ def label(entry: ClaimVerdict) -> str:
 
 
 def why(entry: ClaimVerdict) -> str:
-    """The reason for a verdict: the average and the results by setting, or what is missing."""
+    """Returns the reason for a verdict: the average and the results by setting, or what is missing."""
     claim, decision = entry.claim, entry.decision
     if decision.verdict == "not run" and entry.no_data_reason:
         return entry.no_data_reason
@@ -87,7 +87,7 @@ def why(entry: ClaimVerdict) -> str:
 
 
 def on_average(entry: ClaimVerdict) -> str:
-    """The average over settings with its interval; empty without an average."""
+    """Returns the average over settings with its interval; empty without an average."""
     pooled = entry.decision.pooled
     if pooled is None:
         return ""
@@ -95,7 +95,7 @@ def on_average(entry: ClaimVerdict) -> str:
 
 
 def average(entry: ClaimVerdict) -> str:
-    """The average over settings with its interval and the prediction interval."""
+    """Returns the average over settings with its interval and the prediction interval."""
     pooled = entry.decision.pooled
     if pooled is None:
         return ""
@@ -105,7 +105,7 @@ def average(entry: ClaimVerdict) -> str:
 
 
 def short(entry: ClaimVerdict) -> str:
-    """The difference or average with its interval; without an average, the extreme differences."""
+    """Returns the difference or average with its interval; without an average, the extreme differences."""
     settings = entry.decision.settings
     if len(settings) == 1:
         return show_difference(entry.claim, settings[0].interval())
@@ -114,7 +114,7 @@ def short(entry: ClaimVerdict) -> str:
 
 
 def levels(entry: ClaimVerdict, *, most: int | None = None) -> str:
-    """The means at the levels that a verdict depends on; only the extremes if more than ``most``."""
+    """Returns the means at the levels that a verdict depends on; only the extremes if more than ``most``."""
     show, unit = _shown(entry.claim)
     means_by_level = entry.decision.levels or {}
     if most is not None and len(means_by_level) > most:
@@ -177,7 +177,7 @@ def _contrary(entry: ClaimVerdict) -> str:
 
 
 def _without(entry: ClaimVerdict) -> str:
-    """The settings that do not show the claim; conditions are named if none of their settings does."""
+    """Returns the settings that do not show the claim; a condition is named if none of its settings does."""
     settings, held = entry.decision.settings, entry.decision.held
     left = [setting for setting, flag in zip(settings, held, strict=True) if not flag]
     every, without = _by_condition(settings), _by_condition(left)
@@ -200,7 +200,7 @@ def _by_condition(settings: Sequence[PairedDifferences]) -> dict[str, list[str]]
 
 
 def _short(setting: PairedDifferences, others: Sequence[PairedDifferences]) -> str:
-    """A setting's name from the coordinates in which the claim's settings differ."""
+    """Returns a setting's name from the coordinates in which the claim's settings differ."""
     differing = [
         value
         for name, value in setting.coordinates.items()
@@ -210,7 +210,7 @@ def _short(setting: PairedDifferences, others: Sequence[PairedDifferences]) -> s
 
 
 def _missing(entry: ClaimVerdict) -> str:
-    """How many more seeds would decide which way, if differences stay as they are."""
+    """Returns how many more seeds would decide which way, if differences stay as they are."""
     decision, settings = entry.decision, entry.decision.settings
     if decision.seeds is not None:
         missing = decision.seeds - min(setting.seeds for setting in settings)
@@ -244,7 +244,7 @@ def _name(claim: Claim) -> str:
 
 
 def show_difference(claim: Claim, interval: Interval | Pooled) -> str:
-    """An interval in the unit of the claim's metric, such as "+3.1 [+0.2, +6.0] points"."""
+    """Returns an interval in the unit of the claim's metric, such as "+3.1 [+0.2, +6.0] points"."""
     show, unit = _shown(claim)
     if math.isnan(interval.low):
         return f"{show(interval.estimate)}{unit}, no interval"
@@ -257,7 +257,7 @@ def _signed(value: float) -> str:
 
 
 def measure(claim: Claim) -> str:
-    """The quantity that a claim compares, and the side that it claims."""
+    """Returns the quantity that a claim compares, and the side that it claims."""
     how = "relative to" if claim.relative else "minus"
     margin = f", margin {(100 if _times_100(claim) else 1) * claim.margin:g}{_unit(claim)}"
     what, across = claim.metric, claim.across
@@ -273,7 +273,7 @@ def measure(claim: Claim) -> str:
 
 
 def _unit(claim: Claim) -> str:
-    """The unit of a claim's differences, with a leading space."""
+    """Returns the unit of a claim's differences, with a leading space."""
     if claim.relative:
         return " %"
     if _in_decades(claim):

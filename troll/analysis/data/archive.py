@@ -42,18 +42,18 @@ class ArchivedRun:
     rule: str  # of its trust region; empty for a base model
 
     def counts_as(self, key: str) -> bool:
-        """Whether it is what a run with this key would come out as now."""
+        """Returns whether it is what a run with this key would come out as now."""
         return self.key == key and not changed_since(self.numerics, self.rule)
 
 
 def table_of_rule(rule: str) -> str:
-    """The name of the table with the runs of a rule; base models, which have none, have one too."""
+    """Returns the name of the table with the runs of a rule; base models, which have none, have one too."""
     # A file whose name begins with a dot is being written.
     return re.sub(r"[^\w.-]+", "-", rule).strip(".-") or BASE
 
 
 def archived_runs(results: Path) -> dict[str, ArchivedRun]:
-    """The runs and base models in the tables of an experiment, by run id, without those of `TAKEN`."""
+    """Returns runs and base models in an experiment's tables by run id, without those of `TAKEN`."""
     runs: dict[str, ArchivedRun] = {}
     for path in _own_table_files(results):
         rows = read_table_file(path, _IDENTITY).drop_duplicates()
@@ -63,7 +63,7 @@ def archived_runs(results: Path) -> dict[str, ArchivedRun]:
 
 
 def _own_table_files(results: Path) -> list[Path]:
-    """The tables of runs that were appended in ``results``, as opposed to copied from the release."""
+    """Returns the tables of runs that were appended in ``results``, as opposed to copied from the release."""
     return [path for name, path in table_files(results).items() if name != TAKEN]
 
 
@@ -106,7 +106,7 @@ def _remove(run_ids: set[str], path: Path) -> None:
 def take(
     results: Path, keys: Mapping[str, str], directories: Mapping[str, Path], released: Path | None = None
 ) -> Tidy:
-    """The tables of the planned runs and base models.
+    """Returns the tables of the planned runs and base models.
 
     Finished directories that the tables in ``results`` lack are appended first; what has neither is copied
     from the tables of the same experiment in ``released``.

@@ -30,7 +30,7 @@ class Axis:
     along: tuple[str, ...] = ()  # settings that change with it and may therefore differ within a line
 
     def value(self, settings: Mapping[str, Any]) -> float | None:
-        """The setting's value in one cell; None if the runs do not record it as a number."""
+        """Returns the setting's value in one cell; None if the runs do not record it as a number."""
         if any(not isinstance(settings.get(part), int | float) for part in self.parts):
             return None
         return float(np.prod([settings[part] for part in self.parts]))
@@ -62,13 +62,13 @@ class Line:
 
 
 def recorded(runs: pd.DataFrame, cell: Cell) -> dict[str, Any]:
-    """The training and rule settings that a cell's runs record."""
+    """Returns the training and rule settings that a cell's runs record."""
     return dict(_settings(runs).get(cell, {}))
 
 
 @cached_per_frame
 def _settings(runs: pd.DataFrame) -> dict[Cell, dict[str, Any]]:
-    """The recorded settings of every cell, from its first run."""
+    """Returns the recorded settings of every cell, from its first run."""
     return {
         Cell(*map(str, group)): {
             name: value
@@ -97,7 +97,7 @@ def _grouped(
 
 
 def lines(runs: pd.DataFrame, axis: Axis) -> dict[tuple[str, str, str], list[Line]]:
-    """The lines along a setting with two or more values, by model, task and estimator."""
+    """Returns the lines along a setting with two or more values, by model, task and estimator."""
     by_setting: dict[tuple[str, str, str], list[Line]] = {}
     defaults = variants(runs)
     for family, by_value in _grouped(runs, axis, lambda name: defaults.get(name, name)):

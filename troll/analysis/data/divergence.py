@@ -16,7 +16,7 @@ WITHIN = 0.2
 
 
 def late_divergences(summary: pd.DataFrame) -> dict[Cell, float]:
-    """The positive late KLs by cell: mean over seeds, in nats per token."""
+    """Returns the positive late KLs by cell: mean over seeds, in nats per token."""
     if "late_kl" not in summary:
         return {}
     late = {cell: float(cell.rows(summary)["late_kl"].mean()) for cell in trained_cells(summary)}
@@ -24,7 +24,7 @@ def late_divergences(summary: pd.DataFrame) -> dict[Cell, float]:
 
 
 def nearest(cell: Cell, others: Iterable[Cell], late: Mapping[Cell, float]) -> Cell | None:
-    """The other method in the same setting whose late KL is nearest to the cell's, by their ratio."""
+    """Returns the other method in the same setting whose late KL is nearest to the cell's, by their ratio."""
 
     def distance(other: Cell) -> tuple[float, object]:
         return abs(math.log(late[other] / late[cell])), method_order(other.trust_region)
@@ -35,5 +35,5 @@ def nearest(cell: Cell, others: Iterable[Cell], late: Mapping[Cell, float]) -> C
 
 
 def equally_near(first: float, second: float) -> bool:
-    """Whether two late divergences agree within `WITHIN`."""
+    """Returns whether two late divergences agree within `WITHIN`."""
     return max(first, second) <= (1 + WITHIN) * min(first, second)

@@ -69,7 +69,7 @@ class Comparison:
         return "" if math.isnan(self.hours) else f"{self.hours:.0f} h"
 
     def holds(self, cell: Cell) -> bool:
-        """Whether a cell belongs to this row's setting."""
+        """Returns whether a cell belongs to this row's setting."""
         task = _TASKS.get(self.data, "dapo*")
         return (
             cell.model == _ALIASES.get(self.model, self.model)
@@ -110,22 +110,22 @@ def _pairs(rows: Sequence[Mapping[str, Any]], *, measure: str = "", quantity: st
 
 
 def _place(row: Mapping[str, Any]) -> tuple[float, float]:
-    """The training step and the hours at which a number was read, NaN where unknown."""
+    """Returns the training step and the hours at which a number was read, NaN where unknown."""
     return float(row.get("step", math.nan)), float(row.get("hours", math.nan))
 
 
 def families() -> list[Comparison]:
-    """The models of the paper's table."""
+    """Returns the models of the paper's table."""
     return _pairs(_numbers("page_table"))
 
 
 def sizes() -> list[Comparison]:
-    """The Qwen3 sizes on DAPO and MATH Eval."""
+    """Returns the Qwen3 sizes on DAPO and MATH Eval."""
     return _pairs(_numbers("fig_size"))
 
 
 def estimators() -> list[Comparison]:
-    """The advantage estimators on Qwen3-8B; with GSPO its clipped rule and TROLL on sequences."""
+    """Returns the advantage estimators on Qwen3-8B; with GSPO its clipped rule and TROLL on sequences."""
     return _pairs(_numbers("fig_methods"))
 
 
@@ -153,7 +153,7 @@ def ablations() -> list[Comparison]:
 
 
 def entropy() -> list[Comparison]:
-    """The policy's entropy late in the training of Qwen3-14B."""
+    """Returns the policy's entropy late in the training of Qwen3-14B."""
     return _pairs(_numbers("page_cost", "policy_entropy*"), measure="entropy")
 
 

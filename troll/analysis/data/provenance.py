@@ -54,7 +54,7 @@ def check_digests(runs: pd.DataFrame, *, allow_mixed: bool = False) -> "pd.Serie
 
 
 def _outdated(runs: pd.DataFrame, *, allow_mixed: bool) -> "pd.Series[bool]":
-    """Which runs would give other results with the newest version of the numerics in their experiment."""
+    """Returns which runs would differ with the newest version of the numerics in their experiment."""
     newest = runs.groupby("experiment")["numerics"].transform("max")
     versions = zip(runs["numerics"], runs["rule"], newest, strict=True)
     outdated = pd.Series([changed_since(old, rule, until=new) for old, rule, new in versions], runs.index)
@@ -88,7 +88,7 @@ def _message(name: str, scope: Mapping[str, str], by_digest: Mapping[str, Iterab
 
 
 def made_from_commits(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per run: ``run_id``, ``git_commit`` and ``changed`` (whether it had uncommitted changes)."""
+    """Returns per run ``run_id``, ``git_commit`` and ``changed`` (whether it had uncommitted changes)."""
     table = runs.drop_duplicates(["experiment", "run_id"])
     table = table[["run_id", "git_commit"]].astype(str).reset_index(drop=True)
     return table.assign(changed=table["git_commit"].str.endswith(DIRTY))

@@ -36,7 +36,7 @@ class Curve(NamedTuple):
     value: Array
 
     def mean(self, chosen: NDArray[np.bool_], otherwise: int) -> float:
-        """Mean of the chosen rows, or of row ``otherwise`` if there are none; ignores missing values."""
+        """Returns the mean of the chosen rows, else of row ``otherwise``; ignores missing values."""
         values = self.value[chosen] if chosen.any() else self.value[[otherwise]]
         present = values[~np.isnan(values)]
         return float(present.sum() / len(present)) if len(present) else math.nan
@@ -97,7 +97,7 @@ def _reduced(metric: str, values: Array) -> float:
 
 
 def curves_of(train: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
-    """The metrics of a run's training as curves."""
+    """Returns the metrics of a run's training as curves."""
     columns: dict[str, list[tuple[float, float, float, float]]] = {}
     for row in train:
         batch = math.nan if row["rollout_batch"] is None else float(row["rollout_batch"])
@@ -107,7 +107,7 @@ def curves_of(train: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
 
 
 def summary_of(curves: Mapping[str, Curve]) -> dict[str, float]:
-    """The summaries of a run that need every optimiser step; empty without curves.
+    """Returns the summaries of a run that need every optimiser step; empty without curves.
 
     ``steps`` (the last step), ``batches`` (their number), ``train_s`` and ``cpu_s`` (wall-clock and processor
     seconds at the last step), ``mean/<metric>`` of every metric and, if the metric is logged: ``kl`` (KL to

@@ -65,14 +65,14 @@ def predictions(ours: pd.DataFrame, theirs: pd.DataFrame) -> list[Predicted]:
 
 
 def replicates(predicted: list[Predicted]) -> bool:
-    """Whether no more settings miss their prediction than chance explains; False without settings."""
+    """Returns whether no more settings miss their prediction than chance explains; False without settings."""
     outside = sum(not prediction.inside for prediction in predicted)
     chance = float(stats.binom.sf(outside - 1, len(predicted), 1 - LEVEL))
     return bool(predicted) and chance > 1 - LEVEL + 1e-9  # a single setting that misses has exactly 1 - LEVEL
 
 
 def describe_replication(predicted: list[Predicted]) -> list[str]:
-    """The verdict as lines of text: how many settings are as predicted, and which are not."""
+    """Returns the verdict as lines of text: how many settings are as predicted, and which are not."""
     if not predicted:
         return ["Nothing to replicate: no setting here has two methods that the release has with two seeds"]
     outside = [prediction for prediction in predicted if not prediction.inside]
@@ -97,7 +97,7 @@ def _line(prediction: Predicted, *, named: bool) -> str:
 
 
 def _differences(runs: pd.DataFrame) -> dict[Cell, np.ndarray]:
-    """The paired differences over seeds by method and setting."""
+    """Returns the paired differences over seeds by method and setting."""
     tested = runs[(runs["source"] == "test") & (runs["metric"] == _METRIC)]
     scores = {
         Cell(*map(str, names)): rows.set_index("seed")["value"].astype(float)
@@ -115,14 +115,14 @@ def _differences(runs: pd.DataFrame) -> dict[Cell, np.ndarray]:
 
 
 def _changed(ours: pd.DataFrame, theirs: pd.DataFrame) -> set[Cell]:
-    """The cells whose settings are recorded in both tables and differ."""
+    """Returns the cells whose settings are recorded in both tables and differ."""
     first, second = (dict(settings_by(runs, list(GROUP))) for runs in (ours, theirs))
     both = first.keys() & second.keys()
     return {Cell(*map(str, names)) for names in both if differing(first[names], second[names])}
 
 
 def replication_of(results: Path) -> list[str]:
-    """The verdict on results/<experiment> compared with its release, as lines of text; empty without one.
+    """Returns lines that compare results/<experiment> with its release; none without one.
 
     Runs that took exactly as long as the released ones are the released ones, and are left out.
     """
@@ -140,7 +140,7 @@ def replication_of(results: Path) -> list[str]:
 
 
 def _seconds(runs: pd.DataFrame) -> dict[str, float]:
-    """The training time of each run, which no second run has again."""
+    """Returns the training time of each run, which no second run has again."""
     trained = runs[
         (runs["metric"] == "wall_s") & (runs["source"] == "manifest") & (runs["trust_region"] != BASE)
     ]

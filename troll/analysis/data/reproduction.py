@@ -29,7 +29,7 @@ _ITEM = ["run_id", "task_id"]
 
 
 def read_released(results: Path, revision: str | None = None) -> Tidy:
-    """The released tidy tables of ``results/<experiment>``: those here, or those of a commit or tag.
+    """Returns the released tidy tables of ``results/<experiment>``: those here, or those of a commit or tag.
 
     Releases up to version 0.3.0 have them in ``results/<experiment>`` itself.
     """
@@ -106,7 +106,7 @@ def compare_runs(ours: Tidy, theirs: Tidy) -> pd.DataFrame:
 
 
 def _problems(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, tuple[int, int]]:
-    """How many test problems of each run were compared, and how many have other grades."""
+    """Returns how many test problems of each run were compared, and how many have other grades."""
     first, second = (frame[[*_ITEM, "n", "c"]].astype(dict.fromkeys(_ITEM, str)) for frame in (ours, theirs))
     both = first.merge(second, on=_ITEM, suffixes=("", "_there"))
     both["wrong"] = (both["n"] != both["n_there"]) | (both["c"] != both["c_there"])
@@ -115,14 +115,14 @@ def _problems(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, tuple[int, 
 
 
 def _same_metrics(here: pd.DataFrame, there: pd.DataFrame) -> set[str]:
-    """The runs that log the same metrics on both sides, whose log digests can therefore be compared."""
+    """Returns the runs that log the same metrics on both sides, so that log digests compare."""
     logged = (frame[frame["source"] != "test"] for frame in (here, there))
     names = [frame.groupby("run_id", observed=True)["metric"].agg(frozenset) for frame in logged]
     return {str(run_id) for run_id, metric_names in names[0].items() if names[1].get(run_id) == metric_names}
 
 
 def equality(compared: pd.DataFrame, ours: Tidy, theirs: Tidy) -> list[str]:
-    """How many trained runs equal the reference bit for bit, as a line; empty if none is comparable."""
+    """Returns how many runs equal the reference bit for bit, as a line; none if none compares."""
     if compared.empty:
         return []
     trained = compared[(compared["trust_region"] != BASE) & (compared["settings"].map(len) == 0)]
@@ -139,7 +139,7 @@ def equality(compared: pd.DataFrame, ours: Tidy, theirs: Tidy) -> list[str]:
 
 
 def _processors(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
-    """Names of processors by vendor and instruction set, which determine rounding."""
+    """Returns names of processors by vendor and instruction set, which determine rounding."""
     names = {}
     for record in (json.loads(text) for text in runs["hardware"].astype(str).unique() if text):
         name = str(record.get("processor"))
@@ -148,7 +148,7 @@ def _processors(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
 
 
 def describe(compared: pd.DataFrame, ours: int, theirs: int, *, every: bool = True) -> list[str]:
-    """The result of `compare_runs` as lines of text."""
+    """Returns the result of `compare_runs` as lines of text."""
     lines = [f"{len(compared)} runs in both, of {ours} here and {theirs} in the reference"]
     if compared.empty:
         return lines
@@ -177,7 +177,7 @@ def describe(compared: pd.DataFrame, ours: int, theirs: int, *, every: bool = Tr
 
 
 def _where(row: Mapping[Hashable, Any]) -> str:
-    """Where a run first differs; batch means and test metrics can hide differences in steps or problems."""
+    """Returns where a run first differs; means over batches can hide differences in steps or problems."""
     if pd.isna(row["metric"]):
         return "differs in single optimiser steps or test problems alone"
     step = f"step {int(row['step'])}, " if pd.notna(row["step"]) else ""

@@ -58,7 +58,7 @@ def write_plan(directory: Path, plan: Plan) -> None:
 
 
 def rehearsed(directories: Sequence[Path]) -> bool:
-    """Whether the manifest of any of these runs or base models records `troll rehearse`."""
+    """Returns whether the manifest of any of these runs or base models records `troll rehearse`."""
     paths = [path / "manifest.json" for path in directories]
     manifests = [read_json(path) for path in paths if path.exists()]
     configs = [manifest.get("config") for manifest in manifests if isinstance(manifest, dict)]
@@ -66,7 +66,7 @@ def rehearsed(directories: Sequence[Path]) -> bool:
 
 
 def read_results(directory: Path) -> Results:
-    """The tidy tables of results/<experiment>, with its plan if it has one.
+    """Returns the tidy tables of results/<experiment>, with its plan if it has one.
 
     Runs that are not planned are left out; the tables of a board that grows rule by rule may have some.
     """
@@ -83,7 +83,7 @@ _PLANNED = ("model", "task", "trust_region", "estimator", "condition", "seed")
 
 
 def _planned(tidy: Tidy, expected: Sequence[Mapping[str, object]]) -> Tidy:
-    """The rows of planned runs and base models."""
+    """Returns the rows of planned runs and base models."""
     planned = {tuple(str(run.get(name)) for name in _PLANNED) for run in expected}
     table = tidy.runs[["run_id", *_PLANNED]].drop_duplicates("run_id").astype(str)
     rows = zip(*(table[name] for name in ("run_id", "trust_region", *_PLANNED)), strict=True)
@@ -92,7 +92,7 @@ def _planned(tidy: Tidy, expected: Sequence[Mapping[str, object]]) -> Tidy:
 
 
 def tables_of(every: Sequence[Results]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The concatenated run and item tables of several experiments."""
+    """Returns the concatenated run and item tables of several experiments."""
     runs = concatenated([results.runs for results in every], RUN_COLUMNS)
     return runs, concatenated([results.items for results in every], ITEM_COLUMNS)
 

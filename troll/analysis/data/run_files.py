@@ -95,7 +95,7 @@ def _coordinates(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_manifest(path: Path, *, required: bool) -> tuple[dict[str, Any], int, dict[str, str]]:
-    """A manifest, its version of the numerics and its digests, both of which may be ``required``."""
+    """Returns a manifest, its version of the numerics and its digests, both of which may be ``required``."""
     manifest = read_json(path)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("digests", {}), dict):
         raise UserError(f"{path}: expected a JSON object with an object `digests`")
@@ -117,7 +117,7 @@ def _read_manifest(path: Path, *, required: bool) -> tuple[dict[str, Any], int, 
 
 
 def _metric_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """One row per step and metric; steps must increase, or a resumed run has written a step twice."""
+    """Yields one row per step and metric; steps must increase, or a resumed run has written a step twice."""
     lines = read_jsonl(path)
     if not lines:
         raise UserError(f"{path}: empty, expected one line per optimiser step")
@@ -149,7 +149,7 @@ def _metric_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _math_eval_success(values: Mapping[str, Any]) -> dict[str, float]:
-    """The mean of a validation over the paper's mathematics sets, if it has all of them."""
+    """Returns the mean of a validation over the paper's mathematics sets, if it has all of them."""
     shares = [values.get(f"{_VALIDATION}/{name}") for name in MATH_EVAL]
     found = [float(share) for share in shares if isinstance(share, int | float)]
     return {f"{_VALIDATION}/math-eval": sum(found) / len(found)} if len(found) == len(MATH_EVAL) else {}
@@ -243,7 +243,7 @@ def read_suites(directory: Path, step: int) -> tuple[list[dict[str, Any]], str]:
 
 
 def _math_eval(suites: Mapping[str, _Suite], step: int) -> list[dict[str, Any]]:
-    """The unweighted means over the mathematics sets, of metrics that all of them have."""
+    """Returns the unweighted means over the mathematics sets, of metrics that all of them have."""
     if not set(MATH_EVAL) <= set(suites):
         return []
     members, rows = [suites[name] for name in MATH_EVAL], []

@@ -57,7 +57,7 @@ def write_whole(tidy: Tidy, out: Path) -> None:
 
 
 def checked(tidy: Tidy, *, by_place: bool = False, allow_mixed: bool = False) -> Tidy:
-    """The tables with ``mixed`` set by `check_digests`, which rejects runs of different provenance."""
+    """Returns the tables with ``mixed`` set by `check_digests`, which rejects different provenance."""
     columns = [*COORDINATES, "rule", "numerics", "hardware", *(f"digest_{name}" for name in DIGESTS)]
     runs = tidy.runs[columns].drop_duplicates("run_id").astype(dict.fromkeys(columns, object))
     runs["place"] = runs["hardware"] + " " + runs["digest_environment"] if by_place else ""
@@ -65,7 +65,7 @@ def checked(tidy: Tidy, *, by_place: bool = False, allow_mixed: bool = False) ->
 
 
 def marked(tidy: Tidy, mixed: Sequence[str]) -> Tidy:
-    """The tables with ``mixed`` set for exactly these run ids."""
+    """Returns the tables with ``mixed`` set for exactly these run ids."""
     return Tidy(*(frame.assign(mixed=frame["run_id"].isin(mixed)) for frame in (tidy.runs, tidy.items)))
 
 
@@ -156,7 +156,7 @@ def _json(value: Any) -> str:
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The blocks of a run's configuration without their names, which are among the coordinates."""
+    """Returns the blocks of a run's configuration without their names, which are among the coordinates."""
     blocks = {name: config[name] for name in _BLOCKS if isinstance(config.get(name), dict)}
     return {
         name: {key: value for key, value in block.items() if key not in ("name", "setting")}
@@ -188,7 +188,7 @@ def _read_base(path: Path, experiment: str | None) -> _Directory:
 
 
 def _manifest_rows(manifest: Mapping[str, Any], step: int) -> Iterator[dict[str, Any]]:
-    """Rows of the numbers in a run's manifest, including its constraint check."""
+    """Yields rows of the numbers in a run's manifest, including its constraint check."""
     named = {
         name: value
         for name, value in manifest.items()

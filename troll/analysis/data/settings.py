@@ -40,19 +40,19 @@ def _flat(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def settings_by(runs: pd.DataFrame, names: list[str]) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
-    """The settings of the first run of each group, by the values of the columns ``names``."""
+    """Yields the settings of the first run of each group, by the values of the columns ``names``."""
     table = runs.loc[runs["settings"] != "", [*names, "settings"]].drop_duplicates(names)
     for *key, text in table.itertuples(index=False):
         yield tuple(key), flat_settings(str(text))
 
 
 def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Names of the settings that both record with different values, sorted."""
+    """Returns names of the settings that both record with different values, sorted."""
     return sorted(name for name in first.keys() & second.keys() if first[name] != second[name])
 
 
 def same_but_for_batches(first: pd.DataFrame, second: pd.DataFrame) -> bool:
-    """Whether runs of two experiments in one setting differ at most in batch size, machine, monitoring."""
+    """Returns whether two experiments' runs in a setting differ at most in batches, machine, monitoring."""
     ignored = {f"training/{name}" for name in (*WATCHING, *BATCH_SIZE)}
     recorded = [next(settings_by(runs, ["task"]), ((), {}))[1] for runs in (first, second)]
     data = [{name: set(runs[name].astype(str)) - {""} for name in _DATA} for runs in (first, second)]
@@ -60,7 +60,7 @@ def same_but_for_batches(first: pd.DataFrame, second: pd.DataFrame) -> bool:
 
 
 def first_experiments(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
-    """The first experiment that contains each run, by experiment and run id."""
+    """Returns the first experiment that contains each run, by experiment and run id."""
     watching = {f"training/{name}" for name in WATCHING}
     settings = dict(settings_by(runs, ["experiment", "run_id"]))
     digests = runs.drop_duplicates(["experiment", "run_id"])[["experiment", "run_id", *_DIGESTS]]
@@ -81,11 +81,11 @@ def first_experiments(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
 
 
 def made_first(experiment: str, run_ids: Iterable[str], first: Mapping[tuple[str, str], str]) -> str:
-    """The first experiment that contains any of several runs of a configuration."""
+    """Returns the first experiment that contains any of several runs of a configuration."""
     names = {first[experiment, str(run_id)] for run_id in run_ids}
     return next(name for name in first.values() if name in names)
 
 
 def _trained_here(settings: Mapping[str, Any]) -> bool:
-    """Whether a run's base model was trained from recorded settings instead of downloaded from a hub."""
+    """Returns whether a base model was trained from recorded settings instead of downloaded."""
     return any(name.startswith("model/supervised") for name in settings) and not settings.get("model/hub")

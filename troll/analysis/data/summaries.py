@@ -57,7 +57,7 @@ class Cell:
     trust_region: str
 
     def rows(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The rows of this cell in a tidy table."""
+        """Returns the rows of this cell in a tidy table."""
         return frame[np.logical_and.reduce([frame[name] == getattr(self, name) for name in GROUP])]
 
     @property
@@ -66,7 +66,7 @@ class Cell:
         return {name: getattr(self, name) for name in GROUP}
 
     def base_model(self) -> "Cell":
-        """The base model of the same task."""
+        """Returns the base model of the same task."""
         return Cell(self.model, self.task, "", "", BASE)
 
     def with_condition(self, condition: str, estimator: str) -> "Cell":
@@ -79,7 +79,7 @@ class Cell:
 
 
 def cells(frame: pd.DataFrame) -> list[Cell]:
-    """The cells in a tidy table, in display order."""
+    """Returns the cells in a tidy table, in display order."""
     present = frame.loc[:, list(GROUP)].drop_duplicates()
     return sorted((Cell(*map(str, row)) for row in present.itertuples(index=False)), key=cell_order)
 
@@ -134,7 +134,7 @@ def require_one(frame: pd.DataFrame) -> None:
 
 
 def curve(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """One metric of a cell's runs: a row per step, a column per seed."""
+    """Returns one metric of a cell's runs: a row per step, a column per seed."""
     rows = frame[(frame["metric"] == metric) & frame["source"].isin(["train", "validation"])]
     if rows.empty:
         return pd.DataFrame()
@@ -142,7 +142,7 @@ def curve(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def per_run(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per run with its summaries; cached per table.
+    """Returns one row per run with its summaries; cached per table.
 
     Columns: the coordinates; ``mixed``; every test metric by name; the summaries of training from
     `troll.analysis.data.reduction.summary_of`, with ``hours`` (wall-clock time of training), ``batch_s`` and
@@ -154,7 +154,7 @@ def per_run(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def stopped_runs(runs: pd.DataFrame) -> set[str]:
-    """Ids of runs that stopped at a non-finite loss and count with a success of 0."""
+    """Returns ids of runs that stopped at a non-finite loss and count with a success of 0."""
     rows = (runs["source"] == "manifest") & (runs["metric"] == NOT_FINITE)
     return set(runs.loc[rows, "run_id"].astype(str))
 
@@ -255,7 +255,7 @@ def seed_differences(items: pd.DataFrame, cell: Cell, baseline: Cell) -> Array:
 
 
 def values_by_seed(summary: pd.DataFrame, cell: Cell, metric: str) -> pd.Series:
-    """A metric of a cell's runs from the table of `per_run`, by seed; empty if no run has it."""
+    """Returns a metric of a cell's runs from the table of `per_run`, by seed; empty if no run has it."""
     if metric not in summary:
         return pd.Series(dtype=float)
     values: pd.Series = cell.rows(summary).set_index("seed")[metric].dropna().astype(float)
@@ -263,7 +263,7 @@ def values_by_seed(summary: pd.DataFrame, cell: Cell, metric: str) -> pd.Series:
 
 
 def collapsed_runs(items: pd.DataFrame, cell: Cell) -> pd.Series:
-    """Which seeds of a cell ended below `COLLAPSED` of their base model; empty if that has no results."""
+    """Returns which seeds ended below `COLLAPSED` of their base model; empty if that has no results."""
     base = scores(items, cell.base_model())
     if base.empty:
         return pd.Series(dtype=bool)
@@ -272,7 +272,7 @@ def collapsed_runs(items: pd.DataFrame, cell: Cell) -> pd.Series:
 
 
 def spread(values: Iterable[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation over seeds, ignoring missing values; NaN where undefined."""
+    """Returns the mean and sample standard deviation, ignoring missing values; NaN where undefined."""
     array: Array = np.asarray([value for value in values if value == value], dtype=np.float64)
     return float(array.mean()) if array.size else math.nan, sd(array)
 
@@ -291,7 +291,7 @@ def planned_seeds(expected: Sequence[Mapping[str, object]]) -> dict[Cell, int]:
 
 
 def stream(purpose: str, k: int, *parts: Cell) -> np.random.Generator:
-    """The random stream of a bootstrap, seeded by its purpose, the k of pass@k and the cells."""
+    """Returns the random stream of a bootstrap, seeded by its purpose, the k of pass@k and the cells."""
     coordinates: dict[str, str | int] = {"purpose": f"bootstrap {purpose}", "k": k}
     for index, cell in enumerate(parts):
         coordinates |= {f"{name}{index}": getattr(cell, name) for name in GROUP}

@@ -86,24 +86,24 @@ class Tidy:
     items: pd.DataFrame
 
     def of_runs(self, run_ids: Collection[str]) -> "Tidy":
-        """The rows of these runs."""
+        """Returns the rows of these runs."""
         selected, both = list(run_ids), (self.runs, self.items)
         return Tidy(*(frame[frame["run_id"].isin(selected)].reset_index(drop=True) for frame in both))
 
 
 def table_files(directory: Path) -> dict[str, Path]:
-    """The files of an experiment's tables by name (that of a rule, or `all`), sorted."""
+    """Returns the files of an experiment's tables by name (that of a rule, or `all`), sorted."""
     files = sorted((directory / TIDY).glob("*.parquet"))
     return {path.stem: path for path in files if not path.name.startswith(".")}  # dot files are being written
 
 
 def table_file(directory: Path, name: str) -> Path:
-    """The path of one of the tables' files."""
+    """Returns the path of one of the tables' files."""
     return directory / TIDY / f"{name}.parquet"
 
 
 def read_tidy(directory: Path) -> Tidy:
-    """The tables of an experiment."""
+    """Returns the tables of an experiment."""
     files = table_files(directory)
     if not files:
         if directory.is_file():
@@ -120,7 +120,7 @@ def read_tidy(directory: Path) -> Tidy:
 
 
 def read_table_file(path: Path, columns: Collection[str] = ()) -> pd.DataFrame:
-    """One file of a tidy table as it is on disk, by default with all columns.
+    """Returns one file of a tidy table as it is on disk, by default with all columns.
 
     Pages have checksums, which are verified; the file's own metadata have none (`verify_table_file`).
     """
@@ -151,7 +151,7 @@ def read_table_file(path: Path, columns: Collection[str] = ()) -> pd.DataFrame:
 
 
 def verify_table_file(path: Path) -> pd.DataFrame:
-    """One file of a tidy table, as `read_table_file`; raises a `UserError` unless its columns are as written.
+    """Reads a file as `read_table_file` does; raises a `UserError` unless its columns are as written.
 
     A damaged footer may name pages of another column. Files without digests of columns are not verified.
     """
@@ -191,7 +191,7 @@ def write_table_file(path: Path, frames: Sequence[pd.DataFrame]) -> None:
 
 
 def _digest(values: pd.Series) -> str:
-    """A shortened digest of a column's categories, values and gaps, independent of its memory layout."""
+    """Returns a short digest of a column's categories, values and gaps, whatever its memory layout."""
     if isinstance(values.dtype, pd.CategoricalDtype):
         used = values.cat.remove_unused_categories()
         names = sorted(used.cat.categories)
@@ -204,7 +204,7 @@ def _digest(values: pd.Series) -> str:
 
 
 def on_disk(tidy: Tidy) -> pd.DataFrame:
-    """The rows of both tables as one frame, in the format of the files."""
+    """Returns the rows of both tables as one frame, in the format of the files."""
     constants = [name for name in _ON_DISK if name in (*_COORDINATE_TYPES, "rule")]
     items = tidy.items[constants].assign(
         metric=tidy.items["task_id"],
@@ -231,7 +231,7 @@ def _from_disk(frame: pd.DataFrame) -> Tidy:
 
 
 def _tidied(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows with a plain index and without unused categories."""
+    """Returns rows with a plain index and without unused categories."""
     frame = frame.reset_index(drop=True)
     for name, values in frame.items():
         if isinstance(values.dtype, pd.CategoricalDtype):

@@ -24,7 +24,7 @@ Across = Literal["train_step", "hours"]
 
 
 def curve_of(runs: pd.DataFrame, cell: Cell, measure: str, *, own_split: bool = False) -> pd.DataFrame:
-    """The curve of a measure of `per_run` during training; empty if the runs have none.
+    """Returns the curve of a measure of `per_run` during training; empty if the runs have none.
 
     The curve of test results is that of the same data set in validation. ``own_split``: where the task's test
     problems were not solved during training, its validation split is used instead.
@@ -44,7 +44,7 @@ def curve_of(runs: pd.DataFrame, cell: Cell, measure: str, *, own_split: bool = 
 
 @cached_per_frame
 def _logged(runs: pd.DataFrame) -> pd.DataFrame:
-    """The rows that were logged during training, with ``train_step`` and ``hours``."""
+    """Returns the rows that were logged during training, with ``train_step`` and ``hours``."""
     last = runs.loc[runs["metric"] == _LAST].set_index("run_id")["step"].rename("last_step")
     rows = runs[runs["source"].isin(["train", "validation"]) & runs["rollout_batch"].notna()]
     rows = rows.join(last, on="run_id")
@@ -61,7 +61,7 @@ def steps_made(runs: pd.DataFrame, cell: Cell) -> float:
 
 
 def values_at(curve: pd.DataFrame, place: float, across: Across) -> list[float]:
-    """The values of a curve at a training step or hour by seed: means over the tenth before it.
+    """Returns the values of a curve at a training step or hour by seed: means over the tenth before it.
 
     Single batches are noisy, and the paper's values are read off smoothed curves. Seeds that ended earlier or
     have no values in this tenth are left out.

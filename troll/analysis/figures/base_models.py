@@ -18,7 +18,7 @@ _SPREAD = 0.6
 
 @styled()
 def base_models_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
-    """Test pass@1 minus the baseline's: a row for each condition and estimator, a column for each task."""
+    """Draws pass@1 minus the baseline's: a row per condition and estimator, a column per task."""
     kinds, compared = kinds_of(runs), compared_cells(runs, items)
     places = list(dict.fromkeys((cell.condition, cell.estimator) for cell in compared))
     tasks = sorted({cell.task for cell in compared})

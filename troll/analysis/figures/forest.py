@@ -48,7 +48,7 @@ class Line:
 
 
 def forest_lines(runs: pd.DataFrame, items: pd.DataFrame) -> list[Line]:
-    """The unique settings of one or several experiments, without variants of rules, in display order."""
+    """Returns the unique settings of experiments, without variants of rules, in display order."""
     family = comparison_family(runs, items)
     names = dict.fromkeys(map(str, runs["experiment"]))
     varied = {name: variants(runs[runs["experiment"] == name]) for name in names}
@@ -65,7 +65,7 @@ def forest_lines(runs: pd.DataFrame, items: pd.DataFrame) -> list[Line]:
 
 
 def averages(lines: Sequence[Line]) -> dict[str, Pooled]:
-    """The averages of TROLL by condition with at least three settings; else over all settings, named ""."""
+    """Returns TROLL's averages by condition with at least three settings; else over all, named ""."""
     of_method = [line for line in lines if line.cell.trust_region == METHOD and line.seeds > 1]
     groups = {
         name: [line for line in of_method if line.cell.condition == name] for name in _conditions(of_method)
@@ -85,7 +85,7 @@ def _conditions(lines: Sequence[Line]) -> list[str]:
 
 @styled()
 def forest_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
-    """Differences from the baseline in test pass@1 by setting, and their averages by condition."""
+    """Draws differences from the baseline in test pass@1 by setting, and their averages by condition."""
     lines = forest_lines(runs, items)
     pooled = averages(lines)
     columns = _columns(lines, pooled)
@@ -108,7 +108,7 @@ def forest_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
 
 
 def _columns(lines: Sequence[Line], pooled: Mapping[str, Pooled]) -> list[dict[str, int]]:
-    """The conditions of each column with their numbers of rows; "" is the average of all settings."""
+    """Returns the conditions of each column with their numbers of rows; "" is the average of all settings."""
     count = Counter(line.cell.condition for line in lines)
     rows = {name: 1 + count[name] + (name in pooled) for name in _conditions(lines)}
     rows |= {"": 1} if "" in pooled else {}

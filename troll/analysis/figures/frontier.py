@@ -27,7 +27,7 @@ _BESIDE = (((3, -6.5), "left"), ((-3, 3), "right"), ((3, 3), "left"))
 
 @styled()
 def frontier_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
-    """Test pass@1 against late KL: a panel for each setting in which variants of a rule were run.
+    """Draws test pass@1 against late KL: a panel for each setting in which variants of a rule were run.
 
     A line joins a method and its variants in the order of their late KL; labels are the suffixes of the
     variants' names. Markers are means over seeds, bars Student's 95 % intervals over seeds. The dotted line

@@ -47,7 +47,7 @@ class Grid:
 
 
 def grids(runs: pd.DataFrame) -> dict[_Place, Grid]:
-    """Grids by model, task and estimator, of the methods for which rate and staleness are `crossed`."""
+    """Returns grids by model, task and estimator, of methods with `crossed` rate and staleness."""
     by_place: dict[_Place, dict[tuple[str, float, _Stale], Cell]] = {}
     for cell in trained_cells(runs):
         settings = recorded(runs, cell)
@@ -71,7 +71,7 @@ def grids(runs: pd.DataFrame) -> dict[_Place, Grid]:
 
 @styled()
 def heat_map_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
-    """Two rows for each model, task and estimator: pass@1 of each method, its difference from the baseline.
+    """Draws two rows per model, task and estimator: pass@1, and its difference from the baseline.
 
     Numbers are means over seeds, in percent and in points. Differences whose 95 % interval excludes zero are
     bold.
@@ -159,7 +159,7 @@ def _draw(
 
 
 def _rate(value: float) -> str:
-    """A learning rate in scientific notation, such as ``3e-5``."""
+    """Returns a learning rate in scientific notation, such as ``3e-5``."""
     return np.format_float_scientific(value, trim="-", exp_digits=1)
 
 

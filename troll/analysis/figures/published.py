@@ -75,7 +75,7 @@ _FAMILY_OF = {"FineMath-Llama": "Llama3.2"}
 
 @styled()
 def sizes_figure(runs: pd.DataFrame) -> Figure:
-    """Success over training steps for the Qwen3 sizes on DAPO Train, DAPO Eval and MATH Eval."""
+    """Draws success over training steps for the Qwen3 sizes on DAPO Train, DAPO Eval and MATH Eval."""
     figure, panels = _figure((8.6, 2.6), [["DAPO_Train", "DAPO_Eval", "MATH_Eval"]])
     for data, axes in panels.items():
         label = "Success Rate" if data == "DAPO_Train" else ""
@@ -86,7 +86,7 @@ def sizes_figure(runs: pd.DataFrame) -> Figure:
 
 @styled()
 def estimators_figure(runs: pd.DataFrame) -> Figure:
-    """Success against hours for the four estimators on Qwen3-8B: DAPO Train above DAPO Eval and MATH Eval."""
+    """Draws success against hours for four estimators: DAPO Train above DAPO Eval and MATH Eval."""
     places = [["DAPO_Train", "DAPO_Train"], ["DAPO_Eval", "MATH_Eval"]]
     figure, panels = _figure((7.2, 4.2), places)
     for data, axes in panels.items():
@@ -98,7 +98,7 @@ def estimators_figure(runs: pd.DataFrame) -> Figure:
 
 @styled()
 def families_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
-    """The table of model families beside the curves of three models, on GSM8K and on DAPO Eval."""
+    """Draws the table of model families beside the curves of three models, on GSM8K and on DAPO Eval."""
     figure, panels = _figure((9.2, 4.0), [["table", "GSM8K"], ["table", "DAPO"]], width_ratios=[1.45, 1])
     _families_table(panels.pop("table"), published_table("families", runs, items))
     for data, axes in panels.items():
@@ -111,7 +111,7 @@ def families_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
 
 @styled()
 def code_figure(runs: pd.DataFrame) -> Figure:
-    """Mathematics and code side by side for the Qwen3 sizes: success over training steps.
+    """Draws mathematics and code side by side for the Qwen3 sizes: success over training steps.
 
     Success in code is the share of tests passed, as the paper's, or of problems solved without it.
     """
@@ -127,7 +127,7 @@ def code_figure(runs: pd.DataFrame) -> Figure:
 
 @styled()
 def analysis_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
-    """Variants of TROLL on Qwen3-1.7B, cost on Qwen3-4B, and policy entropy of Qwen3-14B."""
+    """Draws variants of TROLL on Qwen3-1.7B, cost on Qwen3-4B, and policy entropy of Qwen3-14B."""
     places = [["ablations", "cost"], ["ablations", "entropy"]]
     figure, panels = _figure((8.6, 3.8), places, height_ratios=[1, 1.9])
     rows = {row.method: row for row in paper.ablations()}
@@ -154,7 +154,7 @@ def analysis_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
 
 @styled()
 def staleness_figure(runs: pd.DataFrame) -> Figure:
-    """Held-out success with rollout batches of 1, 4 and 16 times the size, over training and after it.
+    """Draws held-out success with batches of 1, 4 and 16 times the size, over training and after it.
 
     The optimiser steps on a rollout batch, and so the staleness of the last ones, grow with its size.
     """
@@ -201,7 +201,7 @@ def _over_staleness(
 def _figure(
     size: tuple[float, float], places: Sequence[Sequence[str]], **ratios: Any
 ) -> tuple[Figure, dict[str, Axes]]:
-    """A figure of a size in inches with named panels, which have the paper's titles."""
+    """Returns a figure of a size in inches with named panels, which have the paper's titles."""
     layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.05, wspace=0.04, hspace=0.04)
     figure = Figure(figsize=size, layout=layout)
     panels = figure.subplot_mosaic([list(line) for line in places], **ratios)
@@ -213,13 +213,13 @@ def _figure(
 def _lines(
     rows: Sequence[Comparison], data: str, attribute: str, styles: Mapping[str, tuple[str, str]]
 ) -> list[Line]:
-    """The lines of a panel, in the order of the legend."""
+    """Returns the lines of a panel, in the order of the legend."""
     chosen = {getattr(row, attribute): row for row in rows if row.data == data}
     return [line for key in styles if key in chosen for line in lines_of(chosen[key], *styles[key])]
 
 
 def _families_table(axes: Axes, table: pd.DataFrame) -> None:
-    """The paper's table with ours beside every number, at the published step or else after training."""
+    """Draws the paper's table with ours beside every number, at the published step or else after training."""
     cells = [["Model", "Dataset", "Clip", "ours", "TROLL", "ours"]]
     best, ruled, last = [], [], ""
     for _, row in table.iterrows():
@@ -252,7 +252,7 @@ def _families_table(axes: Axes, table: pd.DataFrame) -> None:
 
 
 def _family(model: str) -> str:
-    """The family of a model: models of one stand between the same two lines of the paper's table."""
+    """Returns the family of a model: models of one stand between the same two lines of the paper's table."""
     name = model.split("-")[0]
     return next((family for start, family in _FAMILY_OF.items() if model.startswith(start)), name)
 
@@ -266,7 +266,7 @@ def _number(value: float) -> str:
 
 
 def _cost_table(axes: Axes, table: pd.DataFrame) -> None:
-    """The paper's table of memory and time of a step, with ours below each."""
+    """Draws the paper's table of memory and time of a step, with ours below each."""
     cells = [[str(table["model"].iloc[0]), "Clip", "TROLL"]]
     names = {"memory (GiB)": ("VRAM", "GiB"), "time per step (s)": ("Runtime", "s")}
     for _, row in table.iterrows():
@@ -282,7 +282,7 @@ def _cost_table(axes: Axes, table: pd.DataFrame) -> None:
 def _table(
     axes: Axes, cells: Sequence[Sequence[str]], widths: Sequence[float], ruled: Sequence[int] = ()
 ) -> None:
-    """A table that fills a panel, with lines around its first row, below its last and below others."""
+    """Draws a table that fills a panel, with lines around its first row, below its last and below others."""
     axes.set_axis_off()
     table = axes.table(
         [list(row) for row in cells], colWidths=list(widths), cellLoc="center", bbox=Bbox.unit(), edges=""

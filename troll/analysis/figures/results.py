@@ -57,7 +57,7 @@ _Condition = tuple[str, str]
 
 @styled()
 def main_figure(runs: pd.DataFrame, *, across: Across = STEPS) -> Figure:
-    """Training success against steps: a row per model and task, a column per condition and estimator.
+    """Draws training success against steps: a row per model and task, a column per condition and estimator.
 
     More than six columns are wrapped into several rows per model and task, keeping the estimators of a
     condition together; many rows are arranged in blocks side by side. If some settings have no runs, the
@@ -105,7 +105,7 @@ def main_figure(runs: pd.DataFrame, *, across: Across = STEPS) -> Figure:
 def _lines(
     runs: pd.DataFrame, bases: Sequence[Cell]
 ) -> tuple[Sequence[Sequence[tuple[Cell, _Condition]]], bool]:
-    """Base model and setting of each panel of the main figure by row; whether all combinations have runs."""
+    """Returns base model and setting of each panel by row, and whether all combinations have runs."""
     settings = _settings(runs)
     present = {(cell.base_model(), (cell.condition, cell.estimator)) for cell in cells(runs)}
     if len(settings) > _MOST_COLUMNS:
@@ -123,7 +123,7 @@ def _lines(
 
 
 def _conditions_in_a_row(conditions: int, estimators: int) -> int:
-    """Conditions per row, for rows of equal length and at most six panels in a block nearest to a square."""
+    """Returns the conditions per row for equal rows of at most six panels in a block nearest to a square."""
     most = max(_MOST_COLUMNS // estimators, 1)
     fit = [count for count in range(1, most + 1) if conditions % count == 0]
     if fit == [1]:  # no other divisor: the last row may be shorter
@@ -132,7 +132,7 @@ def _conditions_in_a_row(conditions: int, estimators: int) -> int:
 
 
 def time_figure(runs: pd.DataFrame) -> Figure:
-    """Training success against time; panels as in ``main_figure``.
+    """Draws training success against time; panels as in ``main_figure``.
 
     Processor time if all runs recorded it and none used a GPU, else wall-clock time.
     """
@@ -142,7 +142,7 @@ def time_figure(runs: pd.DataFrame) -> Figure:
 
 
 def task_figure(runs: pd.DataFrame, task: str, *, metrics: Sequence[Metric] = LEARNING) -> Figure:
-    """The logged metrics of one task: a row per condition and estimator, a column per metric.
+    """Draws the logged metrics of one task: a row per condition and estimator, a column per metric.
 
     Metrics that no run has are left out; panels of a column share their vertical axis.
     """
@@ -158,12 +158,12 @@ def task_figure(runs: pd.DataFrame, task: str, *, metrics: Sequence[Metric] = LE
 
 
 def projection_figure(runs: pd.DataFrame, task: str) -> Figure:
-    """What the trust regions did: clipped tokens, KL before and after (bound dotted), step, kept mass."""
+    """Draws what the trust regions did: clipped tokens, KL before and after (bound dotted), step, mass."""
     return task_figure(runs, task, metrics=PROJECTION)
 
 
 def ablation_figure(runs: pd.DataFrame) -> Figure:
-    """The variants of each rule with its default: a row for each setting and each varied parameter.
+    """Draws the variants of each rule with its default: a row for each setting and each varied parameter.
 
     Shows means only, because bands would overlap; ``sensitivity_figure`` has the intervals.
     """
@@ -190,7 +190,7 @@ def _rows_figure(
     *,
     means_only: bool = False,
 ) -> Figure:
-    """One row per place (with its label and methods), one column per metric that any run has."""
+    """Draws one row per place (with its label and methods), one column per metric that any run has."""
     present = [metric for metric in metrics if _worth_drawing(runs, metric)]
     blocks = 1 if means_only else blocks_of(len(places), len(present), 2.05, 1.5)
     height = -(-len(places) // blocks)
@@ -227,7 +227,7 @@ def _rows_figure(
 
 
 def _worth_drawing(runs: pd.DataFrame, metric: Metric) -> bool:
-    """Whether any run logged the metric; validation metrics need `_LEAST_OF_CURVE` points."""
+    """Returns whether any run logged the metric; validation metrics need `_LEAST_OF_CURVE` points."""
     rows = runs[runs["metric"] == metric.name]
     if rows.empty or (rows["source"] == "train").all():
         return not rows.empty
@@ -236,7 +236,7 @@ def _worth_drawing(runs: pd.DataFrame, metric: Metric) -> bool:
 
 @styled()
 def final_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
-    """Test pass@1 of every method: mean with 95 % interval, a tick per seed, the base model as a line."""
+    """Draws test pass@1 of every method: mean with 95 % interval, a tick per seed, the base as a line."""
     shown, bases = _methods(runs), _bases(runs)
     methods: dict[Cell, dict[_Condition, list[str]]] = {base: {} for base in bases}
     for cell in trained_cells(runs):
@@ -300,7 +300,7 @@ def _points(
 
 
 def _bases(runs: pd.DataFrame) -> list[Cell]:
-    """The base models of all runs, graded or not."""
+    """Returns the base models of all runs, graded or not."""
     return sorted({cell.base_model() for cell in trained_cells(runs)}, key=cell_order)
 
 

@@ -31,7 +31,7 @@ MEASURES = (
 
 @styled()
 def sensitivity_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
-    """Every varied setting: a row per model, task, estimator and setting, a column per measure.
+    """Draws every varied setting: a row per model, task, estimator and setting, a column per measure.
 
     Markers are means over seeds, bars Student's 95 % intervals over seeds. The dotted line is the base model.
     """
@@ -92,7 +92,7 @@ def _draw(
 def measured(
     cell: Cell, measure: Summary, summary: pd.DataFrame, items: pd.DataFrame
 ) -> tuple[float, float, float]:
-    """Mean over the seeds of a cell with its 95 % interval; NaN without values."""
+    """Returns the mean over the seeds of a cell with its 95 % interval; NaN without values."""
     if measure.name == "pass@1":
         success = interval(items, cell)
         return (success.estimate, success.low, success.high) if success else (np.nan, np.nan, np.nan)

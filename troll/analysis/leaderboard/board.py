@@ -47,7 +47,7 @@ def board_table(
     best: Mapping[tuple[str, str], Trial],
     protocol: Protocol,
 ) -> pd.DataFrame:
-    """One row per task and rule, best first.
+    """Returns one row per task and rule, best first.
 
     Returns:
         Columns: ``task``, ``model``, ``trust_region``, ``rule``, ``learning_rate``, ``settings``, ``seeds``;

@@ -37,7 +37,7 @@ Tuning = Mapping[tuple[str, str], pd.DataFrame]
 
 
 def fresh_values(final: Sequence[Results], protocol: Protocol, endpoint: str) -> dict[str, pd.DataFrame]:
-    """An endpoint of every fresh run of the compared rules: by rule, a row per seed and a column per task."""
+    """Returns an endpoint of the compared rules' fresh runs: by rule, a row per seed, a column per task."""
     by_rule: dict[str, dict[str, pd.Series]] = {name: {} for name in protocol.compared}
     for results in final:
         summary, present = per_run(results.runs), cells(results.items)
@@ -76,7 +76,7 @@ def _check_seeds(values: pd.Series, cell: Cell, endpoint: str, protocol: Protoco
 
 
 def contrasts_table(final: Sequence[Results], protocol: Protocol, tuning: Tuning) -> pd.DataFrame:
-    """The outcome of every contrast of a protocol, with robustness checks.
+    """Returns the outcome of every contrast of a protocol, with robustness checks.
 
     Returns:
         A row for each endpoint, contrast and analysis: ``endpoint``, ``method``, ``baseline``, ``analysis``
@@ -158,7 +158,7 @@ def _trimmed(differences: pd.Series) -> dict[str, Any]:
 
 
 def _with_tuning(differences: pd.Series, shift: Array, protocol: Protocol) -> dict[str, Any]:
-    """The mean over seeds with an interval that includes the uncertainty of the tuning's choice."""
+    """Returns the mean over seeds with an interval that includes the uncertainty of the tuning's choice."""
     values = differences.to_numpy()
     random = np.random.default_rng(derive_seed(purpose="fresh seeds", protocol=protocol.name))
     noise = stats.sem(values) * random.standard_t(len(values) - 1, size=len(shift))
@@ -182,7 +182,7 @@ def _chosen_again(tuning: Tuning, protocol: Protocol) -> dict[tuple[str, str], A
 
 
 def _shifts(tuning: Tuning, protocol: Protocol) -> dict[str, Array]:
-    """The change in a rule's expected success by draw of the tuning seeds, mean over the tasks."""
+    """Returns the change in a rule's expected success by draw of the tuning seeds, mean over the tasks."""
     changes: dict[str, list[Array]] = {name: [] for name in protocol.compared}
     for key, numbers in _chosen_again(tuning, protocol).items():
         means = tuning[key].to_numpy().mean(axis=0)
@@ -202,7 +202,7 @@ def _collapsed_seeds(final: Sequence[Results], protocol: Protocol) -> dict[str, 
 
 
 def sentence(table: pd.DataFrame, protocol: Protocol) -> str:
-    """The protocol's sentence for the outcome of its first contrast."""
+    """Returns the protocol's sentence for the outcome of its first contrast."""
     comparison, row = protocol.comparison, table.iloc[0]
     low, high = row["difference_low"], row["difference_high"]
     parts = [getattr(comparison.sentences, str(row["reading"]))]

@@ -21,7 +21,7 @@ _SEEDS: Mapping[str, Any] = {"color": "#9a9a9a", "markersize": 2.2, "zorder": 2}
 
 @styled()
 def contrasts_figure(table: pd.DataFrame, final: Sequence[Results], protocol: Protocol) -> Figure:
-    """The first endpoint by contrast: seeds and mean for each task, the mean of the tasks as a diamond.
+    """Draws the first endpoint by contrast: seeds and mean of each task, the mean of the tasks as a diamond.
 
     The margin is shaded.
     """
@@ -56,7 +56,7 @@ def contrasts_figure(table: pd.DataFrame, final: Sequence[Results], protocol: Pr
 
 
 def _in_points(row: "Mapping[Any, Any] | pd.Series[Any]") -> tuple[float, float, float]:
-    """A difference and its interval in percentage points."""
+    """Returns a difference and its interval in percentage points."""
     return 100 * row["difference"], 100 * row["difference_low"], 100 * row["difference_high"]
 
 

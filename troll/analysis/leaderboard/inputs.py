@@ -76,7 +76,7 @@ def _last_validations(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _last_steps(runs: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:
-    """The last step of each row's run."""
+    """Returns the last step of each row's run."""
     return rows["run_id"].astype(str).map(runs.groupby(runs["run_id"].astype(str))["step"].max())
 
 
@@ -95,7 +95,7 @@ def tuning_values(runs: pd.DataFrame, scores: pd.DataFrame, protocol: Protocol) 
 
 
 def _finalists(scores: pd.DataFrame) -> Iterator[tuple[tuple[str, str], pd.DataFrame]]:
-    """The trials of the last round, by task and rule."""
+    """Yields the trials of the last round, by task and rule."""
     for (task, name), group in scores.groupby(["task", "rule"], sort=False, observed=True):
         last = group if "rounds" not in group else group[group["rounds"] == group["rounds"].max()]
         yield (str(task), str(name)), last
@@ -108,7 +108,7 @@ def _rule_lines(
     task: str,
     models: int,
 ) -> list[dict[str, float]]:
-    """Rows of `trial_scores` for a rule's trials on a task, from their last validations by variant."""
+    """Returns rows of `trial_scores` for a rule's trials on a task, from last validations by variant."""
     lines: dict[str, dict[str, float]] = {variant: {} for variant in ends}
     kept, seeds = list(ends), set[int]()
     for number, stage in enumerate(stages):
@@ -129,7 +129,7 @@ def _rule_lines(
 
 
 def _best(scores: Mapping[str, float], keep: int) -> list[str]:
-    """The trials with the highest scores, in file order; ties go to the first."""
+    """Returns the trials with the highest scores, in file order; ties go to the first."""
     best = sorted(scores, key=lambda variant: -scores[variant])[:keep]
     return [variant for variant in scores if variant in best]
 
@@ -145,7 +145,7 @@ def _check_count(runs: int, trial: str, expected: int) -> None:
 
 
 def kept_for(scores: pd.DataFrame, protocol: Protocol, number: int) -> dict[tuple[str, str], list[Trial]]:
-    """The trials that advance to a further round, by task and rule, in file order."""
+    """Returns the trials that advance to a further round, by task and rule, in file order."""
     kept = {}
     for (task, name), group in scores[scores["rounds"] == number].groupby(["task", "rule"], sort=False):
         variants = [f"{name}.{trial}" for trial in group["trial"]]
@@ -157,7 +157,7 @@ def kept_for(scores: pd.DataFrame, protocol: Protocol, number: int) -> dict[tupl
 
 
 def choose(scores: pd.DataFrame, protocol: Protocol) -> dict[tuple[str, str], Trial]:
-    """The best trial of each rule on each task, among those of the last round; ties go to the first."""
+    """Returns the best trial of the last round by task and rule; ties go to the first."""
     best = {}
     for (task, name), group in _finalists(scores):
         number = int(group["trial"].iloc[int(group["score"].to_numpy().argmax())])
@@ -166,7 +166,7 @@ def choose(scores: pd.DataFrame, protocol: Protocol) -> dict[tuple[str, str], Tr
 
 
 def first_scores(scores: pd.DataFrame) -> pd.Series:
-    """The score of each trial after the first round, in which all trials have the same seeds."""
+    """Returns the score of each trial after the first round, in which all trials have the same seeds."""
     return scores["first"] if "first" in scores else scores["score"]
 
 
@@ -205,7 +205,7 @@ def tuning_table(tables: Mapping[Path, pd.DataFrame], protocol: Protocol) -> pd.
 
 
 def tuned_elsewhere(runs: pd.DataFrame, final: Sequence[Results], protocol: Protocol) -> list[str]:
-    """Sentences of a board about a first round whose runs are those of another protocol."""
+    """Returns sentences of a board about a first round whose runs are those of another protocol."""
     if protocol.tuned_in is None:
         return []
     name = Path(protocol.tuned_in).name
@@ -221,7 +221,7 @@ def tuned_elsewhere(runs: pd.DataFrame, final: Sequence[Results], protocol: Prot
 
 
 def outdated_rules(runs: pd.DataFrame, until: int) -> list[str]:
-    """The rules with runs that would give other results with the numerics ``until``."""
+    """Returns the rules with runs that would give other results with the numerics ``until``."""
     versions = runs[["rule", "numerics"]].drop_duplicates().itertuples(index=False)
     return sorted({str(rule) for rule, old in versions if changed_since(int(old), str(rule), until=until)})
 

@@ -24,7 +24,7 @@ SOLVED = 0.5
 
 
 def levels_table(final: Sequence[Results], protocol: Protocol) -> pd.DataFrame:
-    """One row per task and rule, best first, followed by the base model.
+    """Returns one row per task and rule, best first, followed by the base model.
 
     Only for tasks of the testbed: their test problems, which record the levels, are generated again and must
     have the digest of those that the runs were tested on.
@@ -63,7 +63,7 @@ def levels_table(final: Sequence[Results], protocol: Protocol) -> pd.DataFrame:
 
 
 def problem_levels(results: Results, task: str, protocol: Protocol) -> Mapping[str, int]:
-    """The level of each test problem by id; empty for public data, or if the data differ."""
+    """Returns the level of each test problem by id; empty for public data, or if the data differ."""
     if task not in testbed.NAMES:
         return {}
     settings = TaskSettings.model_validate(protocol.experiment["tasks"][task])

@@ -19,7 +19,7 @@ from troll.experiment.directories import results_directory
 
 
 def with_rule(protocol: Protocol, name: str, rule: str, space: Mapping[str, Sequence[Any]]) -> Protocol:
-    """The protocol with an additional rule, which gets the same number of trials, and its contrast alone.
+    """Returns the protocol with an additional rule, with as many trials, and its contrast alone.
 
     Without a ``space`` of settings, trials vary the learning rate, evenly spaced on a logarithmic scale
     between the protocol's smallest and largest.
@@ -45,12 +45,12 @@ def with_rule(protocol: Protocol, name: str, rule: str, space: Mapping[str, Sequ
 
 
 def tuning_directories(root: Path, protocol: Protocol) -> list[Path]:
-    """The results of the protocol's tuning rounds, from here or released."""
+    """Returns the results of the protocol's tuning rounds, from here or released."""
     return [results_directory(name, TIDY, root) for name in protocol.tuning_experiments]
 
 
 def final_directories(root: Path, protocol: Protocol) -> list[Path]:
-    """The results of the protocol's fresh seeds by task, from here or released."""
+    """Returns the results of the protocol's fresh seeds by task, from here or released."""
     return [results_directory(f"{protocol.name}-{task}", TIDY, root) for task in protocol.experiment["tasks"]]
 
 
@@ -66,7 +66,7 @@ def check_release(root: Path, protocol: Protocol) -> None:
 
 
 def together(finals: Mapping[str, tuple[Results, Results]], name: str) -> list[Results]:
-    """The fresh seeds of all rules by task: the released runs with the base model, and the added rule's.
+    """Returns all rules' fresh seeds by task: the released runs with base models, and the added rule's.
 
     Raises `UserError` unless both were tested on the same problems.
     """
@@ -101,7 +101,7 @@ def _digests(runs: pd.DataFrame, name: str) -> set[str]:
 
 
 def _source_notes(finals: Mapping[str, tuple[Results, Results]]) -> list[str]:
-    """A note that names the tasks whose released runs have outdated numerics."""
+    """Returns a note that names the tasks whose released runs have outdated numerics."""
     other = [
         task
         for task, (released, added) in finals.items()

@@ -183,7 +183,7 @@ class Protocol(StrictModel):
         return rule.learning_rates or self.learning_rates
 
     def trials_of(self, name: str) -> "list[Trial]":
-        """The trials of a rule, in file order."""
+        """Returns the trials of a rule, in file order."""
         rule = self.rules[name]
         keys = [[single.strip() for single in key.split(",")] for key in rule.space]
         points = [
@@ -228,7 +228,7 @@ def read_protocol(path: Path) -> Protocol:
 
 
 def trials_experiment(protocol: Protocol, only: str | None = None) -> dict[str, Any]:
-    """The experiment file of the first round: a trust region for each trial, on the tuning seeds.
+    """Returns the experiment file of the first round: a trust region for each trial, on the tuning seeds.
 
     Trials are chosen by validation success. Test problems are sampled only once each, because their scores
     are not used before the fresh seeds.
@@ -239,14 +239,14 @@ def trials_experiment(protocol: Protocol, only: str | None = None) -> dict[str, 
 
 
 def round_name(number: int) -> str:
-    """The suffix of a further round's experiment; number 1 is the second round."""
+    """Returns the suffix of a further round's experiment; number 1 is the second round."""
     return f"round-{number + 1}"
 
 
 def round_experiment(
     protocol: Protocol, number: int, kept: Mapping[tuple[str, str], Sequence[Trial]], only: str | None = None
 ) -> dict[str, Any]:
-    """The experiment file of a further round: the kept trials of each task on the round's seeds."""
+    """Returns the experiment file of a further round: the kept trials of each task on the round's seeds."""
     tasks: dict[str, list[str]] = {}
     for (task, name), trials in kept.items():
         if only in (None, name):
@@ -282,7 +282,7 @@ def _part(part: str, only: str | None) -> str:
 
 
 def region(rule: Candidate, trial: Trial) -> dict[str, Any]:
-    """A trial as a trust region of an experiment file."""
+    """Returns a trial as a trust region of an experiment file."""
     return {
         "rule": rule.rule,
         "settings": {**rule.settings, **trial.settings},
@@ -320,6 +320,6 @@ def _experiment(
 
 
 def rate(value: float) -> str:
-    """A learning rate as written in files: 3e-5, 4.13e-5."""
+    """Returns a learning rate as written in files: 3e-5, 4.13e-5."""
     mantissa, exponent = f"{value:.2e}".split("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"

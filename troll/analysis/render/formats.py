@@ -26,12 +26,12 @@ _HIDDEN = ("status", "planned", "mixed")
 
 
 def percent(value: float) -> str:
-    """A share as a percentage with one decimal, without the percent sign."""
+    """Returns a share as a percentage with one decimal, without the percent sign."""
     return _signed(f"{100 * value:.1f}")
 
 
 def points(value: float, digits: int = 1) -> str:
-    """A difference of shares in percentage points, with its sign."""
+    """Returns a difference of shares in percentage points, with its sign."""
     return _signed(f"{100 * value:+.{digits}f}")
 
 
@@ -46,7 +46,7 @@ def percent_tick(value: float, _: object) -> str:
 
 
 def significant(value: float) -> str:
-    """A number with three significant digits, or in scientific notation below 0.001."""
+    """Returns a number with three significant digits, or in scientific notation below 0.001."""
     if math.isinf(value):
         return str(value)
     if value == 0:
@@ -58,12 +58,12 @@ def significant(value: float) -> str:
 
 
 def probability(value: float) -> str:
-    """A p-value with three decimals."""
+    """Returns a p-value with three decimals."""
     return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def whole(value: float) -> str:
-    """A whole number."""
+    """Returns a whole number."""
     return _signed(f"{value:.0f}")
 
 
@@ -73,12 +73,12 @@ def listed(items: Sequence[str]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun in singular or plural: 1 seed, 2 seeds."""
+    """Returns a number with its noun in singular or plural: 1 seed, 2 seeds."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def pipe_row(cells: Iterable[str]) -> str:
-    """A row of a Markdown pipe table; each cell is put on one line, and its bars are escaped."""
+    """Returns a row of a Markdown pipe table; each cell is put on one line, and its bars are escaped."""
     escaped = (" ".join(cell.split()).replace("|", "\\|") for cell in cells)
     return f"| {' | '.join(escaped)} |"
 
@@ -92,12 +92,12 @@ def folded(summary: str, text: str, *, opened: bool = False) -> str:
 def bracketed(
     row: "Mapping[str, Any] | pd.Series[Any]", name: str, show: Callable[[float], str] = points
 ) -> str:
-    """The interval of a column in a row, as [low, high]."""
+    """Returns the interval of a column in a row, as [low, high]."""
     return f"[{show(row[f'{name}_low'])}, {show(row[f'{name}_high'])}]"
 
 
 def _signed(text: str) -> str:
-    """A number with a minus sign instead of a hyphen, except in the exponent; zero has no sign."""
+    """Returns a number with a minus sign instead of a hyphen, except in the exponent; zero has no sign."""
     if not text.strip("+-0."):
         return text.lstrip("+-")
     return f"{MINUS}{text[1:]}" if text.startswith("-") else text
@@ -148,7 +148,7 @@ def table(
     empty: str = "",
     columns: Sequence[str] | None = None,
 ) -> pd.DataFrame:
-    """A table of these rows with its styles and notes; without rows, ``empty`` replaces the notes."""
+    """Returns a table of these rows with its styles and notes; without rows, ``empty`` replaces the notes."""
     frame = pd.DataFrame(rows, columns=None if columns is None else list(columns))
     frame.attrs["styles"] = styles
     frame.attrs["notes"] = [empty] if empty and frame.empty else list(sentences)
@@ -156,7 +156,7 @@ def table(
 
 
 def heading(frame: pd.DataFrame, name: str) -> str:
-    """The heading of a column."""
+    """Returns the heading of a column."""
     return _style(frame, name).heading
 
 
@@ -232,19 +232,19 @@ def _cell(row: "pd.Series[Any]", name: str, show: Callable[[float], str]) -> str
 
 
 def _as_precise(value: float, like: str) -> str:
-    """The value with as many decimals as the text ``like`` of its mean."""
+    """Returns the value with as many decimals as the text ``like`` of its mean."""
     if "e" in like:
         return significant(value)
     return f"{value:.{len(like.partition('.')[2])}f}"
 
 
 def notes(frame: pd.DataFrame) -> list[str]:
-    """The sentences below a table."""
+    """Returns the sentences below a table."""
     return [str(note) for note in frame.attrs.get("notes", [])]
 
 
 def to_markdown(frame: pd.DataFrame) -> str:
-    """A pipe table with notes; numeric columns are right-aligned."""
+    """Returns a pipe table with notes; numeric columns are right-aligned."""
     headings, rows = shown(frame)
     if not rows:
         return "\n".join(notes(frame) or ["No runs."]) + "\n"
@@ -254,7 +254,7 @@ def to_markdown(frame: pd.DataFrame) -> str:
 
 
 def to_latex(frame: pd.DataFrame) -> str:
-    r"""A booktabs tabular with notes; requires ``\usepackage{booktabs}`` and UTF-8 input."""
+    r"""Returns a booktabs tabular with notes; requires ``\usepackage{booktabs}`` and UTF-8 input."""
     headings, rows = shown(frame)
     numeric = _numeric(frame) if rows else [False]
     lines = [
@@ -272,7 +272,7 @@ def to_latex(frame: pd.DataFrame) -> str:
 
 
 def _numeric(frame: pd.DataFrame) -> list[bool]:
-    """Which visible columns of a non-empty table are numeric and therefore right-aligned."""
+    """Returns which visible columns of a non-empty table are numeric and therefore right-aligned."""
     return [not isinstance(frame[name].iloc[0], str) for name in _visible(frame)]
 
 

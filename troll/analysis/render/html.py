@@ -58,7 +58,7 @@ def write_page(path: Path, markdown: str, images: Path) -> None:
 
 
 def _with_links(tokens: Sequence[Token]) -> list[Token]:
-    """The tokens with identifiers of headings, and links to sections, and to the parts of each section."""
+    """Returns the tokens with ids of headings, and links to sections and to the parts of each."""
     chapters: list[tuple[int, str, list[str]]] = []
     for i, token in enumerate(tokens):
         if token.type == "heading_open" and token.tag in ("h2", "h3"):
@@ -95,6 +95,6 @@ def _asset(name: str) -> str:
 
 
 def sort_key(text: str) -> str:
-    """The sort key of a numeric cell: the number at its beginning, or empty."""
+    """Returns the sort key of a numeric cell: the number at its beginning, or empty."""
     match = _NUMBER.match(text)
     return match[1].replace("\N{MINUS SIGN}", "-").replace(",", "") if match else ""

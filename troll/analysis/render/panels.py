@@ -42,7 +42,7 @@ STEPS = Across()
 
 
 def rows_of(runs: pd.DataFrame, metric: Metric) -> pd.DataFrame:
-    """The rows of a metric, with step and time of their run's last update: ``last_step`` and ``last_s``."""
+    """Returns a metric's rows, with step and time of their run's end: ``last_step`` and ``last_s``."""
     ends = runs.loc[runs["metric"] == _TRAIN_S].set_index("run_id")
     last = ends[["step", "value"]].rename(columns={"step": "last_step", "value": "last_s"})
     return runs[runs["metric"] == metric.name].join(last, on="run_id")
@@ -99,7 +99,7 @@ def panel(
 
 
 def _held(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """A curve with the values of the last batch held until the last update."""
+    """Returns a curve with the values of the last batch held until the last update."""
     train = rows[rows["source"] == "train"] if len(rows) else rows
     if table.empty or train.empty:
         return table
@@ -119,7 +119,7 @@ def _positions(rows: pd.DataFrame, table: pd.DataFrame, across: Across) -> "np.n
 
 
 def by_processor(runs: pd.DataFrame) -> pd.DataFrame | None:
-    """The runs with processor time instead of wall-clock time; None if a run used a GPU or lacks it.
+    """Returns the runs with processor time instead of wall-clock time; None if a run used a GPU or lacks it.
 
     Runs without a GPU often share their processor with others, which distorts their wall-clock time;
     processor time is meaningless for work done on a GPU.
@@ -141,7 +141,7 @@ def by_processor(runs: pd.DataFrame) -> pd.DataFrame | None:
 
 
 def time_axis(runs: pd.DataFrame, clock: str = "wall-clock") -> Across:
-    """A time axis in the largest unit of which the longest run takes at least two."""
+    """Returns a time axis in the largest unit of which the longest run takes at least two."""
     longest = float(runs.loc[runs["metric"] == _TRAIN_S, "value"].max())
     for name, seconds in (("hours", 3600.0), ("minutes", 60.0)):
         if longest >= 2 * seconds:
@@ -190,7 +190,7 @@ def grid(
     sharey: Share = "none",
     sharex: Share = "none",
 ) -> tuple[Figure, "np.ndarray[Any, Any]"]:
-    """A figure with panels of a given size in inches; heights may differ by row."""
+    """Returns a figure with panels of a given size in inches; heights may differ by row."""
     heights = [height] * max(rows, 1) if isinstance(height, int | float) else list(height)
     size = (width * max(columns, 1) + 0.5, sum(heights) + 0.3)
     layout = ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.04, wspace=0.03, hspace=0.04)

@@ -56,7 +56,7 @@ class Line:
 
 
 def lines_of(row: Comparison, name: str, colour: str) -> list[Line]:
-    """The two lines of a comparison, clip first."""
+    """Returns the two lines of a comparison, clip first."""
     return [
         Line(name, colour, row, row.baseline, row.published[0], "Clip"),
         Line(name, colour, row, row.method, row.published[1]),
@@ -157,7 +157,7 @@ def _marker(colour: str, *, hollow: bool) -> dict[str, Any]:
 
 
 def _dash(colour: str, length: float, *, hollow: bool = False) -> dict[str, Any]:
-    """The style of a published value; the outline keeps it apart from curves of the same colour."""
+    """Returns the style of a published value; the outline keeps it apart from curves of the same colour."""
     y = _HEIGHT / length
     corners = [(-1, -y), (1, -y), (1, y), (-1, y), (-1, -y)]
     style = {"marker": corners, "markersize": length, "linestyle": "", "zorder": 5, "clip_on": False}

@@ -78,7 +78,7 @@ _SETTINGS = {
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """A context with this style, independent of the user's settings, which are restored afterwards."""
+    """Applies this style instead of the user's settings, which are restored afterwards."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_SETTINGS)
@@ -125,15 +125,15 @@ class MethodStyles:
         return {"color": styles["color"], "linestyle": styles["linestyle"]}
 
     def colour(self, trust_region: str) -> str:
-        """The colour of a method."""
+        """Returns the colour of a method."""
         return str(self._of[trust_region]["color"])
 
     def marker(self, trust_region: str) -> str:
-        """The marker of a method."""
+        """Returns the marker of a method."""
         return str(self._of[trust_region]["marker"])
 
     def mark(self, trust_region: str, linewidth: float) -> Line2D:
-        """A legend handle for a marker with its interval."""
+        """Returns a legend handle for a marker with its interval."""
         colour, marker = self.colour(trust_region), self.marker(trust_region)
         return Line2D([], [], color=colour, marker=marker, markersize=4.5, linewidth=linewidth)
 

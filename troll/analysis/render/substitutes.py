@@ -18,12 +18,12 @@ MARK = "‡"
 
 
 def marked(name: str, substitute: bool) -> str:
-    """The name of a data set, marked if it is a substitute."""
+    """Returns the name of a data set, marked if it is a substitute."""
     return f"{name} {MARK}" if substitute else name
 
 
 def substitute_note(notes: Mapping[str, str]) -> list[str]:
-    """The note of a table on its substitutes; empty without any."""
+    """Returns the note of a table on its substitutes; empty without any."""
     if not notes:
         return []
     listed = "; ".join(f"{name}: {note}" if note else name for name, note in sorted(notes.items()))
@@ -31,7 +31,7 @@ def substitute_note(notes: Mapping[str, str]) -> list[str]:
 
 
 def mark_substitutes(frame: pd.DataFrame, notes: Mapping[str, str]) -> pd.DataFrame:
-    """A table with its substitutes marked and explained in a note.
+    """Returns a table with its substitutes marked and explained in a note.
 
     Data sets are the values of ``task`` and the prefixes of columns ``<data set>/...``; a mean over the
     paper's MATH Eval is marked if any member is a substitute.
@@ -69,14 +69,14 @@ def mark_rehearsal(frame: pd.DataFrame, rehearsal: bool) -> pd.DataFrame:
 
 
 def _sets(parts: tuple[str, str, str]) -> set[str]:
-    """The data sets of a column, from its name partitioned at the slash."""
+    """Returns the data sets of a column, from its name partitioned at the slash."""
     if not parts[1]:
         return set()
     return set(MATH_EVAL) if parts[0] == "math-eval" else {parts[0]}
 
 
 def find_substitutes(directories: Sequence[Path]) -> dict[str, str]:
-    """The substitutes among the data sets that runs and base models were graded on: notes by name."""
+    """Returns the substitutes among the data sets that runs and base models were graded on: notes by name."""
     notes: dict[str, str] = {}
     for directory in directories:
         if (directory / "grades.json").exists():
@@ -88,6 +88,6 @@ def find_substitutes(directories: Sequence[Path]) -> dict[str, str]:
 
 
 def substitutes_of(grades: Mapping[str, Any]) -> dict[str, str]:
-    """The note on the data of a file of grades by name of the task; empty unless it is a substitute."""
+    """Returns the note on a file of grades' data by task; empty unless they are a substitute."""
     data = grades.get("data") or {}
     return {str(grades["task"]): str(data.get("note", ""))} if data.get("substitute") else {}

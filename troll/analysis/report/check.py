@@ -82,7 +82,7 @@ def check_results(
 
 
 def _lacks_plan(path: Path) -> str:
-    """Why the plan does not name the runs; empty if it does. Runs collected by hand may have no plan."""
+    """Returns why the plan does not name the runs; empty if it does. Runs may be collected without."""
     if not path.exists():
         return "no such file"
     plan = read_json(path)
@@ -91,7 +91,7 @@ def _lacks_plan(path: Path) -> str:
 
 
 def _files(directory: Path, suffixes: Sequence[str], pattern: str = "*") -> list[Path]:
-    """The paths in every format of files that exist in any: a missing format counts as a difference."""
+    """Returns paths in every format of files that exist in any: a missing one counts as a difference."""
     files = [path for path in directory.glob(pattern) if path.suffix in suffixes]
     return sorted(stem.with_name(stem.name + suffix) for stem in _stems(files) for suffix in suffixes)
 
@@ -128,7 +128,7 @@ def _make(stem: Path, directory: Path, fresh: Path, results: Results, claims: Se
 
 
 def same(old: Path, new: Path) -> bool:
-    """Whether two released files are equal.
+    """Returns whether two released files are equal.
 
     PNG files are compared by pixel and numbers in CSV and JSON by value, both up to rounding on other
     processors; other files by their bytes.
@@ -170,7 +170,7 @@ def _cells(path: Path) -> list[list[Any]]:
 
 
 def _alike(old: Any, new: Any) -> bool:
-    """Whether two values are equal, floats up to rounding."""
+    """Returns whether two values are equal, floats up to rounding."""
     if isinstance(old, float) and isinstance(new, float):
         return math.isclose(old, new, rel_tol=_ROUNDING, abs_tol=_ROUNDING) or (old != old and new != new)
     if isinstance(old, list) and isinstance(new, list):

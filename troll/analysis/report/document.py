@@ -57,7 +57,7 @@ class Run:
 
 
 def report(results: Results, judged: Sequence[ClaimVerdict], directory: Path, run: Run | None = None) -> str:
-    """The report of one experiment in Markdown: question, answer, its figure, verdicts, figures, tables.
+    """Returns an experiment's report in Markdown: question, answer, its figure, verdicts, figures, tables.
 
     Tables are computed from the results; figures are those in ``directory/figures``. Without ``run`` this is
     the page of a released directory, with the tables in ``directory/tables``. With it the report is complete:
@@ -108,7 +108,7 @@ def _verdicts(results: Results, judged: Sequence[ClaimVerdict], run: Run | None)
 
 
 def size(results: Results) -> str:
-    """The size of an experiment: numbers of runs, coordinates, and hours of training."""
+    """Returns the size of an experiment: numbers of runs, coordinates, and hours of training."""
     runs = results.runs[results.runs["trust_region"] != BASE]
     finished = runs["run_id"].nunique()
     planned = sum(planned_seeds(results.expected).values()) if results.expected else finished
@@ -122,7 +122,7 @@ def size(results: Results) -> str:
 
 
 def _list(runs: pd.DataFrame, name: str, noun: str = "") -> str:
-    """The names in a column, or only their number if there are more than eight."""
+    """Returns the names in a column, or only their number if there are more than eight."""
     names = sorted(set(runs[name].dropna()))
     return f"{len(names)}{noun}" if len(names) > 8 else ", ".join(names)
 
@@ -139,13 +139,13 @@ def spans(numbers: Sequence[int]) -> str:
 
 
 def _with_caption(body: str, name: str) -> str:
-    """A figure or table above the first paragraph of its caption, with the rest folded."""
+    """Returns a figure or table above the first paragraph of its caption, with the rest folded."""
     first, _, rest = caption(name).partition("\n\n")
     return "\n\n".join([body.strip(), first, *([folded("How to read this", rest)] if rest else [])])
 
 
 def _drawn(results: Results, figures: Path) -> Iterator[tuple[str, Section]]:
-    """The existing figures of the experiment by file name, in registry order."""
+    """Yields the existing figures of the experiment by file name, in registry order."""
     tasks = sorted({str(name) for name in results.runs["task"]})
     for entry in entries("figure").values():
         for stem in stems([entry], tasks) if entry.when != "published" else ():
@@ -168,7 +168,7 @@ def _tables(results: Results, directory: Path) -> Iterator[Section]:
 
 
 def _released(directory: Path) -> list[Section]:
-    """The last sections of a released directory's page: links to its other files."""
+    """Returns the last sections of a released directory's page: links to its other files."""
     paths = [path.relative_to(directory) for path in directory.glob("*.md")]
     paths += [path.relative_to(directory) for name in _FURTHER for path in (directory / name).rglob("*.md")]
     links = []
@@ -187,7 +187,7 @@ _FURTHER = ("approximation", "cost", "public")
 
 
 def _complete(results: Results, directory: Path, run: Run) -> list[Section]:
-    """The last sections of the complete report."""
+    """Returns the last sections of the complete report."""
     return [
         Section("Cost", parts=list(_written(directory / "cost"))),
         Section("Public data", parts=list(_public_data(directory))),
@@ -199,7 +199,7 @@ def _complete(results: Results, directory: Path, run: Run) -> list[Section]:
 
 
 def _public_data(directory: Path) -> Iterator[Section]:
-    """The benchmarks and the graders' audit, if the experiment has them."""
+    """Yields the benchmarks and the graders' audit, if the experiment has them."""
     for part in _written(directory / "public"):
         yield Section(part.title, _with_caption(part.body, f"{part.title.lower()}_table"))
     audit = directory / "audit/audit.md"
@@ -212,7 +212,7 @@ def _public_data(directory: Path) -> Iterator[Section]:
 
 
 def _written(directory: Path) -> Iterator[Section]:
-    """The Markdown tables that other commands wrote to a directory."""
+    """Yields the Markdown tables that other commands wrote to a directory."""
     for path in sorted(directory.glob("*.md")):
         title = path.stem.replace("_", " ")
         text = path.read_text(encoding="utf-8")
@@ -244,7 +244,7 @@ def _deviations() -> Section:
 
 
 def _published(results: Results, figures: Path) -> Section:
-    """The paper's tables and figures; tables are folded if this experiment has none of their runs."""
+    """Returns the paper's tables and figures; tables are folded if this experiment has none of their runs."""
     parts = []
     for name, entry in _published_entries("table"):
         frame = table(name, results)
@@ -266,7 +266,7 @@ def _published_entries(kind: Kind) -> list[tuple[str, Entry]]:
 
 
 def provenance(runs: pd.DataFrame, commands: Sequence[str]) -> Section:
-    """The runs' provenance: commands, commits, digests, versions and machines, with their numbers of runs."""
+    """Returns commands, commits, digests, versions and machines, with their numbers of runs."""
     rows = runs.drop_duplicates("run_id")
     lines = [("Commands", [f"`{command}`" for command in commands])]
     for name in (*PROVENANCE[:1], *(f"digest_{name}" for name in DIGESTS), *PROVENANCE[1:]):

@@ -56,7 +56,7 @@ QUESTIONS = (
 
 
 def front(judged: Sequence[ClaimVerdict], results: Path, runs: pd.DataFrame) -> str:
-    """The table in Markdown, without rows that have no runs, and how many claims got which verdict.
+    """Returns the table in Markdown, without rows that have no runs, and how many claims got which verdict.
 
     The testbed's claims are judged over all its experiments; the duel's contrasts and what a GPU measured
     come from ``results``, the directory of what is released; where runs ended from their tidy tables.
@@ -94,7 +94,7 @@ def _claim(question: Question, verdict: ClaimVerdict, runs: pd.DataFrame) -> str
 
 
 def _of_interval(verdict: ClaimVerdict) -> str:
-    """Where the average lies beside 0, for a claim that is no longer judged."""
+    """Returns where the average lies beside 0, for a claim that is no longer judged."""
     pooled = verdict.decision.pooled
     if pooled is None or pooled.low <= 0 <= pooled.high:
         return _OUTCOMES["undecided"]
@@ -104,7 +104,7 @@ def _of_interval(verdict: ClaimVerdict) -> str:
 def _rows_of(
     verdict: ClaimVerdict, runs: pd.DataFrame, metric: str = "pass@1", source: str = "test"
 ) -> pd.DataFrame:
-    """A metric of the runs that a claim compares, and of their base models."""
+    """Returns a metric of the runs that a claim compares, and of their base models."""
     tested = runs[(runs["metric"] == metric) & (runs["source"] == source)]
     settings = [setting.coordinates for setting in verdict.decision.settings]
     places = {(place["model"], place["task"], place["estimator"], place["condition"]) for place in settings}
@@ -120,7 +120,7 @@ def _rows_of(
 
 
 def _ends(verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
-    """Where base model, baseline and method ended, by task: means over the runs that have their pair."""
+    """Returns where base model, baseline and method ended by task: means over runs with their pair."""
     ended = _rows_of(verdict, runs)
     of_base = ended["trust_region"] == BASE
     run = ["experiment", "model", "task", "estimator", "condition", "seed"]
@@ -142,7 +142,7 @@ def _by_task(ended: pd.DataFrame, names: Mapping[str, str]) -> str:
 
 
 def _rates(verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
-    """The learning rates of the compared runs."""
+    """Returns the learning rates of the compared runs."""
     trained = _rows_of(verdict, runs)
     trained = trained[trained["trust_region"] != BASE]
     recorded = [settings for _, settings in settings_by(trained, ["experiment", "run_id"])]
@@ -152,14 +152,14 @@ def _rates(verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
 
 
 def _cut(verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
-    """The share of tokens that the baseline's clipping cuts: where it is small, no trust region acts."""
+    """Returns the share of tokens that clipping cuts: where it is small, no trust region acts."""
     rows = _rows_of(verdict, runs, "summary/mean/clip_fraction", "summary")
     shares = rows.loc[rows["trust_region"] == str(verdict.claim.baseline), "value"]
     return f"; clip cuts {100 * shares.mean():.1f} % of tokens" if len(shares) else ""
 
 
 def _rates_sequence(directory: Path, runs: pd.DataFrame) -> Iterator[str]:
-    """The first two tests of a fixed sequence: mean height of the training curve, at either learning rate."""
+    """Yields the first two tests of a fixed sequence: mean height of the curve, at either learning rate."""
     path = directory / "sequence.csv"
     if not path.exists():
         return
@@ -189,7 +189,7 @@ def _rates_sequence(directory: Path, runs: pd.DataFrame) -> Iterator[str]:
 
 
 def _duel(directory: Path) -> Iterator[str]:
-    """The duel's primary contrast, and that with the third rule, which must not be hidden behind it."""
+    """Yields the duel's primary contrast with that of the third rule, which it must not hide."""
     path = directory / "contrasts.csv"
     if not path.exists():
         return
@@ -222,7 +222,7 @@ def _duel(directory: Path) -> Iterator[str]:
 
 
 def _ends_of_board(path: Path) -> str:
-    """Where each rule of a board ended, by task."""
+    """Returns where each rule of a board ended, by task."""
     if not path.exists():
         return ""
     parts = []

@@ -12,7 +12,7 @@ from troll.common.files import read_json
 
 
 def index(root: Path, experiments: Mapping[str, Results]) -> str:
-    """The index of all released results in Markdown: results that answer a question, then their runs."""
+    """Returns the index of released results in Markdown: those that answer a question, then their runs."""
     first = {name: question for name, question in QUESTIONS.items() if name in experiments and question.claim}
     rows = [_answered(root, name, question, experiments[name]) for name, question in first.items()]
     rows += [
@@ -33,7 +33,7 @@ def index(root: Path, experiments: Mapping[str, Results]) -> str:
 
 
 def _answered(root: Path, name: str, question: Question, results: Results) -> str:
-    """The row of an experiment that answers a question."""
+    """Returns the row of an experiment that answers a question."""
     path = root / name / "claims.json"
     claims = read_json(path)["claims"] if path.exists() else []
     return _row(f"{name}/{PAGE}", question.text, answer(name, claims), _runs(results), question.command)
@@ -44,7 +44,7 @@ def _row(target: str, question: str, *cells: str) -> str:
 
 
 def _runs(results: Results) -> str:
-    """The number of runs of an experiment, and of seeds in each setting."""
+    """Returns the number of runs of an experiment, and of seeds in each setting."""
     runs = results.runs[results.runs["trust_region"] != BASE].drop_duplicates("run_id")
     seeds = sorted(set(runs.groupby(list(GROUP), observed=True).size()))
     count = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])

@@ -40,14 +40,14 @@ def make(entry: Entry, results: Results, task: str | None = None) -> Any:
 
 
 def table(name: str, results: Results) -> pd.DataFrame:
-    """A table by name, with marks for substitute data sets and rehearsals."""
+    """Returns a table by name, with marks for substitute data sets and rehearsals."""
     frame: pd.DataFrame = make(_entry("table", name), results)
     frame.attrs["notes"] = [*frame.attrs.get("notes", []), *_places_note(results)]
     return mark_rehearsal(mark_substitutes(frame, results.substitutes), results.rehearsal)
 
 
 def _places_note(results: Results) -> list[str]:
-    """A note on the processors and libraries of the runs, if there are several."""
+    """Returns a note on the processors and libraries of the runs, if there are several."""
     runs = results.runs.loc[results.runs["trust_region"] != BASE].drop_duplicates(["experiment", "run_id"])
     versions = runs["digest_environment"].astype(str)
     places = Counter(zip(map(_processor, runs["hardware"]), versions, strict=True))
@@ -58,7 +58,7 @@ def _places_note(results: Results) -> list[str]:
 
 
 def _processor(hardware: str) -> str:
-    """The processor and instruction set that a run's manifest records."""
+    """Returns the processor and instruction set that a run's manifest records."""
     parsed = json.loads(hardware) if hardware else {}
     names = (parsed.get("processor"), parsed.get("capability"))
     return " ".join(filter(None, names)) or "an unknown processor"

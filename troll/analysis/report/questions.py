@@ -41,7 +41,7 @@ _REPEAT, _FIVE_SEEDS = "REPEAT=1", "SEEDS=0,1,2,3,4"
 
 
 def _experiment(name: str, option: str = _REPEAT) -> str:
-    """The command that makes all runs of an experiment again, also those that the release has."""
+    """Returns the command that makes all runs of an experiment again, also those that the release has."""
     return f"`make results EXPERIMENT=workflow/config/{name}.yaml {option}`"
 
 
@@ -146,7 +146,7 @@ BELOW = ("on average over seeds it ends below its own base model", "its mean is 
 
 
 def answer(name: str, claims: Iterable[Mapping[str, Any]]) -> str:
-    """The answer of an experiment from its ``claims.json``; empty where no single claim has it."""
+    """Returns the answer of an experiment from its ``claims.json``; empty where no single claim has it."""
     question = QUESTIONS.get(name)
     for record in claims:
         if question and record["id"] == question.claim:
@@ -163,7 +163,7 @@ def answer(name: str, claims: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _numbers(record: Mapping[str, Any]) -> str:
-    """The average over settings with its interval; of too few for an average, their differences."""
+    """Returns the average over settings with its interval; of too few for an average, their differences."""
     evidence = record["evidence"]
     claim = Claim.model_validate({name: record[name] for name in Claim.model_fields if name in record})
     if pooled := record["pooled"]:
@@ -180,34 +180,34 @@ def _numbers(record: Mapping[str, Any]) -> str:
 
 
 def heading(name: str, summary: str) -> str:
-    """The heading of an experiment's page: its question, else what its file says of it, else its name."""
+    """Returns the heading of an experiment's page: its question, else its summary, else its name."""
     if question := QUESTIONS.get(name):
         return question.text
     return f"{summary[:1].upper()}{summary[1:]}" or f"Trust regions on {name}"
 
 
 def opening_figure(name: str, drawn: Sequence[str]) -> str:
-    """The figure that answers an experiment's question, of those that were drawn; empty if there are none."""
+    """Returns the figure that answers an experiment's question, of those drawn; empty without any."""
     question = QUESTIONS.get(name)
     preferred = [*([question.figure] if question else []), "forest", "final", *entries("figure")]
     return next((figure for figure in preferred if figure in drawn), "")
 
 
 def _leaders(directory: Path) -> str:
-    """The first rule of each task."""
+    """Returns the first rule of each task."""
     board = pd.read_csv(directory / "board.csv")
     best = board.loc[board.groupby("task", sort=False)["pass@1"].idxmax()]
     return listed([f"`{row.trust_region}` on {row.task}" for row in best.itertuples()])
 
 
 def contrast(directory: Path) -> str:
-    """The sentence that the protocol fixed for its outcome."""
+    """Returns the sentence that the protocol fixed for its outcome."""
     contrasts, protocol = pd.read_csv(directory / "contrasts.csv"), read_protocol(directory / "protocol.yaml")
     return sentence(contrasts, protocol).removesuffix(".")
 
 
 def _compared(directory: Path) -> str:
-    """How many comparisons are clear after correction for their number."""
+    """Returns how many comparisons are clear after correction for their number."""
     readings = pd.read_csv(directory / "comparisons.csv")["reading"]
     clear = int((readings != "no clear difference").sum())
     return f"{clear} of {len(readings)} differences are clear, corrected for their number"
@@ -219,7 +219,7 @@ def _audit(directory: Path) -> str:
 
 
 def step_ratio(directory: Path) -> float | None:
-    """How many times clip's step TROLL's takes, as a GPU measured it; None where it was not measured."""
+    """Returns the time of TROLL's step over that of clip's on a GPU; None if it was not measured."""
     goals = {goal["goal"]: goal["value"] for goal in read_json(directory / "gpu_check.json")["goals"]}
     return goals.get(_STEP)
 
@@ -279,7 +279,7 @@ OTHERS: Mapping[str, Other] = {
 
 
 def behind(name: str, directory: Path, *, picture: bool = False) -> str:
-    """Which answer the runs of an experiment are behind, as a link from its page; empty where none is.
+    """Returns the answer that an experiment's runs are behind, as a link from its page; else empty.
 
     Args:
         name: of the experiment.

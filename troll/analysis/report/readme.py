@@ -52,7 +52,7 @@ def blocks(
     benchmark: Sequence[ClaimVerdict] = (),
     others: Sequence[ClaimVerdict] = (),
 ) -> dict[str, str]:
-    """The generated blocks of the README and docs/findings.md: Markdown by name.
+    """Returns the generated blocks of the README and docs/findings.md: Markdown by name.
 
     ``benchmark`` are the verdicts shown beside the leaderboard; ``others`` are verdicts of all other
     experiments, which are only counted, together with those ``judged``.
@@ -100,7 +100,7 @@ def _took(rows: pd.DataFrame) -> str:
 
 
 def sentences(main: pd.DataFrame, items: pd.DataFrame) -> list[str]:
-    """Sentences derived from the main table, as a Markdown list.
+    """Returns sentences derived from the main table, as a Markdown list.
 
     The number of settings by reading, the range of differences by condition with KL, the aggregate over the
     settings of a condition, methods that end below or not clearly above the base model, and a warning about
@@ -152,7 +152,7 @@ def _condition(condition: str, rows: pd.DataFrame) -> str:
 
 
 def _together(items: pd.DataFrame) -> Iterator[str]:
-    """Sentences on all settings of a condition together, if there are several."""
+    """Yields sentences on all settings of a condition together, if there are several."""
     table = aggregate_table(items)
     for _, row in table.iterrows():
         if row["trust_region"] == METHOD and row["settings"] > 1:
@@ -177,7 +177,7 @@ def _difference(row: "pd.Series[Any]") -> str:
 
 
 def _against_base(items: pd.DataFrame, compared: pd.DataFrame) -> Iterator[str]:
-    """Sentences on methods that did not end clearly above the base model."""
+    """Yields sentences on methods that did not end clearly above the base model."""
     for name in (BASELINE, METHOD):
         for condition in sorted(set(compared["condition"])):
             intervals = [
@@ -226,13 +226,13 @@ def render(text: str, generated: Mapping[str, str], name: str = "README.md") -> 
 
 
 def included(text: str, page: Path) -> dict[str, str]:
-    """The tables that a page includes by file name, by these names."""
+    """Returns the tables that a page includes by file name, by these names."""
     names = [match["name"] for line in text.splitlines() if (match := _OPEN.match(line.strip()))]
     return {name: _section(page.parent, name) for name in names if ".md" in name}
 
 
 def _section(directory: Path, name: str) -> str:
-    """A file's text, or with ``page.md#the-heading`` the section below that heading."""
+    """Returns a file's text, or with ``page.md#the-heading`` the section below that heading."""
     file, _, anchor = name.partition("#")
     text = _read(directory / file)
     if not anchor:
@@ -249,7 +249,7 @@ def _old_and_new(path: Path, generated: Mapping[str, str]) -> tuple[str, str]:
 
 
 def check(path: Path, generated: Mapping[str, str]) -> str:
-    """A unified diff from a file to its generated version; empty if it is up to date."""
+    """Returns a unified diff from a file to its generated version; empty if it is up to date."""
     old, new = _old_and_new(path, generated)
     return "".join(
         difflib.unified_diff(

@@ -82,7 +82,7 @@ def base_models_table(runs: pd.DataFrame, items: pd.DataFrame) -> pd.DataFrame:
 
 
 def compared_cells(runs: pd.DataFrame, items: pd.DataFrame) -> list[Cell]:
-    """The cells of base models that differ only by seed and have runs of the baseline, in display order.
+    """Returns the cells of base models that differ only by seed and have runs of the baseline, in order.
 
     Variants of a rule are left out. Kinds of models are sorted by size, layers × width².
     """
@@ -106,14 +106,14 @@ def compared_cells(runs: pd.DataFrame, items: pd.DataFrame) -> list[Cell]:
 
 
 def kinds_of(runs: pd.DataFrame) -> dict[str, str]:
-    """The kind of each model with a base seed, for kinds with several models."""
+    """Returns the kind of each model with a base seed, for kinds with several models."""
     seeds = _model_setting(runs, "base_seed")
     kinds = {model: kind_name(model, int(seed)) for model, seed in seeds.items()}
     return {model: kind for model, kind in kinds.items() if list(kinds.values()).count(kind) > 1}
 
 
 def _model_setting(runs: pd.DataFrame, name: str) -> dict[str, float]:
-    """A numeric setting of the model, by model."""
+    """Returns a numeric setting of the model, by model."""
     recorded = {model: settings.get(f"model/{name}") for (model,), settings in settings_by(runs, ["model"])}
     return {str(model): float(value) for model, value in recorded.items() if isinstance(value, int | float)}
 
@@ -123,7 +123,7 @@ def _with_all(names: dict[str, None]) -> list[str]:
 
 
 def _row(summary: pd.DataFrame, items: pd.DataFrame, chosen: Sequence[Cell]) -> dict[str, Any] | None:
-    """The numbers of one row; None if no setting shares a seed and a problem with the baseline."""
+    """Returns the numbers of one row; None if no setting shares a seed and a problem with the baseline."""
     every = {cell: paired_scores(items, cell, cell.with_trust_region(BASELINE)) for cell in chosen}
     pairs = {cell: pair for cell, pair in every.items() if pair is not None}
     if not pairs:

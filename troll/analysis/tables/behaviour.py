@@ -43,7 +43,7 @@ _RATIOS = {"batch_cpu_s": "cpu_ratio", "peak_gib": "memory_ratio"}
 
 
 def speed_table(runs: pd.DataFrame, *, target: float | None = None) -> pd.DataFrame:
-    """Steps and hours to a target training success, and the mean height of the success curve.
+    """Returns steps and hours to a target training success, and the mean height of the success curve.
 
     A run reaches the target at the first step at which the mean over its last batches (a tenth of the run, at
     least two) is at or above it. In medians, runs that never reach it count as later than all others.

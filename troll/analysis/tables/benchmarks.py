@@ -29,7 +29,7 @@ _COLUMNS = (
 def benchmark_table(
     rows: Sequence[tuple[str, Mapping[str, Any], int]], skipped: Mapping[str, str] | None = None
 ) -> pd.DataFrame:
-    """One row per data set and source of answers.
+    """Returns one row per data set and source of answers.
 
     Args:
         rows: (name of the answers, grades as written by `troll.evaluation.grading.grade`, number of samples
@@ -134,7 +134,7 @@ def _scorer(grades: Mapping[str, Any]) -> str:
 
 
 def _left_out(skipped: Mapping[str, str]) -> list[str]:
-    """A sentence about skipped data sets for each reason."""
+    """Returns a sentence about skipped data sets for each reason."""
     reasons: dict[str, list[str]] = {}
     for name, reason in skipped.items():
         reasons.setdefault(reason, []).append(name)
@@ -156,7 +156,7 @@ def _interval(shares: Sequence[float], samples: int) -> tuple[float, float]:
 def read_answers(
     label: str, grades: Path, samples: Path, directory: Path | None = None
 ) -> tuple[str, Mapping[str, Any], int]:
-    """A row for `benchmark_table` from two files; links are relative to the directory ``directory``."""
+    """Returns a row for `benchmark_table` from two files; links are relative to ``directory``."""
     graded = read_json(grades)
     missing = {"task", "metrics", "problems", "missing", "data", "data_sha256"} - set(graded)
     if missing:

@@ -30,7 +30,7 @@ READING = (
 
 
 def comparison_family(runs: pd.DataFrame, items: pd.DataFrame) -> pd.DataFrame:
-    """Test pass@1 of every method compared with its baseline, each comparison once over all experiments.
+    """Compares test pass@1 of every method with its baseline, once over all experiments.
 
     A comparison that appears in several experiments (`troll.analysis.data.settings`) uses the runs of the
     first.
@@ -85,7 +85,7 @@ def _row(experiment: str, items: pd.DataFrame, cell: Cell, other: Cell, interval
 
 
 def read_in_family(main: pd.DataFrame, family: pd.DataFrame) -> pd.DataFrame:
-    """The main table with readings from a family of comparisons that includes those of its experiment."""
+    """Returns the main table with readings from a family of comparisons that includes its own."""
     if family.empty:
         return main
     readings = family[family["experiment"] == family["experiment"].iloc[0]].set_index(list(GROUP))["reading"]
@@ -100,7 +100,7 @@ def read_in_family(main: pd.DataFrame, family: pd.DataFrame) -> pd.DataFrame:
 
 
 def matched_table(runs: pd.DataFrame, items: pd.DataFrame) -> pd.DataFrame:
-    """Every method compared with the variant of the baseline that has the nearest late divergence.
+    """Compares every method with the variant of the baseline that has the nearest late divergence.
 
     Returns:
         One row per method and setting: ``against`` (the baseline's variant with the nearest late KL),

@@ -85,7 +85,7 @@ _PARTS = ("", "_sd", "_off")
 
 
 def published_table(section: str, runs: pd.DataFrame, items: pd.DataFrame) -> pd.DataFrame:
-    """One table of the paper with our numbers next to the published ones.
+    """Returns one table of the paper with our numbers next to the published ones.
 
     Returns:
         One row per comparison (and condition, if ours has several). ``read_at`` is the training step or hour

@@ -74,7 +74,7 @@ def main_table(
 
 
 def comparison_table(main: pd.DataFrame) -> pd.DataFrame:
-    """The short form of ``main_table``: one row per setting, two methods side by side.
+    """Returns the short form of ``main_table``: one row per setting, two methods side by side.
 
     Returns:
         The coordinates of the setting, seeds (of the method), on public data the official pass@1 of base
@@ -183,7 +183,7 @@ def constraint_check_table(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _mean_over_steps(summary: pd.DataFrame, column: str) -> float:
-    """Mean over all optimiser steps from the runs' means; NaN if no run logs the metric."""
+    """Returns the mean over all optimiser steps from the runs' means; NaN if no run logs the metric."""
     if column not in summary:
         return math.nan
     present = summary[summary[column].notna()]
@@ -191,7 +191,7 @@ def _mean_over_steps(summary: pd.DataFrame, column: str) -> float:
 
 
 def test_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Every test metric of every method, including the share of each status: mean and ``_sd`` over seeds.
+    """Returns every test metric of every method, with the share of each status: mean and ``_sd`` over seeds.
 
     Returns:
         One row per method and setting, a column per metric; NaN if a task does not have the metric.
@@ -235,7 +235,7 @@ def _table(
     skipped: Mapping[str, str],
     settings: set[Cell] | None = None,
 ) -> pd.DataFrame:
-    """Rows of all chosen methods, restricted to ``settings`` (given as cells of the reference)."""
+    """Returns rows of all chosen methods, restricted to ``settings`` (given as cells of the reference)."""
     summary = per_run(runs)
     planned = planned_seeds(expected) if expected is not None else {}
     shown = set(cells(runs)) | (set(planned) if expected is not None else _product(runs, chosen))
@@ -280,7 +280,7 @@ def _on_common_seeds(
 
 
 def _product(runs: pd.DataFrame, chosen: set[str]) -> set[Cell]:
-    """Every chosen method in every setting that is present, so that missing runs are visible."""
+    """Returns every chosen method in every setting that is present, so that missing runs are visible."""
     trained = trained_cells(runs)
     axes = [sorted({getattr(cell, name) for cell in trained}) for name in GROUP[:-1]]
     methods = sorted(chosen & {cell.trust_region for cell in trained})
