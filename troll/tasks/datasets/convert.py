@@ -30,7 +30,7 @@ def _first(row: Row, *names: str) -> Any:
     for name in names:
         if row.get(name) is not None:
             return row[name]
-    raise UserError(f"data: a row has none of the columns {', '.join(names)}, only {', '.join(row)}")
+    raise UserError(f"data: a row has the columns {', '.join(row)}, but needs one of {', '.join(names)}")
 
 
 def plain_number(value: Any) -> str:

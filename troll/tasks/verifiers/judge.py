@@ -149,8 +149,11 @@ def _judge(question: dict[str, Any]) -> list[bool | str]:
         if _worker is None or _worker.owner != os.getpid():
             try:
                 _worker = Worker("troll.tasks.verifiers.judge_worker", _START_S, PYTHONHASHSEED="0")
-            except EndError:
-                raise UserError("verifier: the process that compares outputs does not start") from None
+            except EndError as end:
+                raise UserError(
+                    f"verifier: the process that compares outputs did not start ({end}); this machine may be "
+                    "too busy, try again"
+                ) from None
         try:
             _worker.send(question, _WALL_FACTOR * question["cpu_s"] + _WALL_S)
             while len(answers) < len(question["pairs"]):
