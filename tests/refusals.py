@@ -17,8 +17,8 @@ def check_facts(message: str, *facts: object) -> None:
     """Asserts that a message is one line and has each fact as whole words: no 1 in 10."""
     assert "\n" not in message, message
     for fact in map(str, facts):
-        before = r"(?<!\w)" if fact[0].isalnum() else ""
-        after = (r"(?![.,]?\w)" if fact[-1].isdigit() else r"(?!\w)") if fact[-1].isalnum() else ""
+        before = "".join((r"(?<!\w)" * fact[0].isalnum(), r"(?<!\d[.,])" * fact[0].isdigit()))
+        after = "".join((r"(?!\w)" * fact[-1].isalnum(), r"(?![.,]\d)" * fact[-1].isdigit()))
         assert re.search(before + re.escape(fact) + after, message), f"{fact!r} is not in: {message}"
 
 

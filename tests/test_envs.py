@@ -107,17 +107,11 @@ def test_nothing_is_loaded_that_can_run_code(repository):
         assert all("weights_only=True" in call for call in loads), path
 
 
-def test_base_images_are_named_by_digest(repository):
-    for name in ("Dockerfile", "apptainer.def"):
-        (image,) = re.findall(
-            r"^from:? (\S+)", (repository / "envs" / name).read_text(), re.IGNORECASE | re.MULTILINE
-        )
-        assert re.fullmatch(r"[\w.:-]+@sha256:[0-9a-f]{64}", image), name
-
-
-def test_recipes_use_the_same_set_up(repository):
-    for name in ("Dockerfile", "apptainer.def"):
-        assert "envs/setup.sh" in (repository / "envs" / name).read_text()
+@pytest.mark.parametrize("name", ["Dockerfile", "apptainer.def"])
+def test_recipes_use_the_same_set_up_and_name_base_images_by_digest(repository, name):
+    recipe = (repository / "envs" / name).read_text()
+    (image,) = re.findall(r"^from:? (\S+)", recipe, re.IGNORECASE | re.MULTILINE)
+    assert re.fullmatch(r"[\w.:-]+@sha256:[0-9a-f]{64}", image) and "envs/setup.sh" in recipe
 
 
 def test_a_directory_that_is_no_environment_is_left_alone(set_up, tmp_path):

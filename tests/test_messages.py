@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from refusals import check_facts
 from trl import GRPOTrainer
 from typer.testing import CliRunner
 
@@ -430,3 +431,13 @@ def test_the_last_line_of_a_command(error, status, line, capsys):
     with pytest.raises(SystemExit) as ended:
         main(raising(error))
     assert (ended.value.code, capsys.readouterr().err) == (status, f"{line}\n")
+
+
+def test_facts_are_whole_words_and_numbers_of_one_line():
+    message = "my.yaml: keys.first is 1.5, must be in [1, 20]"
+    check_facts(message, "my.yaml", "keys.first", 1.5, 20, "[1, 20]")
+    for fact in (5, 2, "yam", "key", "irst", "1,20", "missing"):
+        with pytest.raises(AssertionError):
+            check_facts(message, fact)
+    with pytest.raises(AssertionError):
+        check_facts("my.yaml:\nkeys", "keys")

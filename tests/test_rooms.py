@@ -143,11 +143,6 @@ def test_algorithms_import_torch_and_what_checks_settings_and_nothing_else():
     common = ("troll.common.errors", "troll.common.settings", "troll.common.user_files")
     for path in ALGORITHMS.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
-            for name in names:
+            for name in _targets(node):
                 inside = name.startswith("troll.algorithms") or name in common
                 assert inside or name.partition(".")[0] in allowed, f"{path.name} imports {name}"
