@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from refusals import refused
+from trainer_cases import BY_TRL, BY_US, CONDITIONAL, SAMPLES_ALIKE
 from transformers import GenerationConfig, TrainingArguments
 from trl import GRPOConfig, GRPOTrainer, TrlParser
 from trl.trainer.utils import RepeatSampler
@@ -18,7 +19,7 @@ from troll.training import trl_parts
 from troll.training.config import TrustRegionConfig
 from troll.training.method import resolve
 from troll.training.trainer import TrustRegionTrainer
-from troll.training.trl_options import BY_TRL, BY_US, CONDITIONAL, RULE_SETTINGS, SAMPLES, SAMPLES_ALIKE
+from troll.training.trl_options import RULE_SETTINGS, SAMPLES
 from troll.training.trl_parts import ADDED, DROPPED
 
 CPU = {"output_dir": "out", "use_cpu": True, "bf16": False}
@@ -94,6 +95,7 @@ def test_blocks_may_be_settings_mappings_or_json():
         (("regulariser", "weight"), {"regulariser": {"weight": 1}}),
         (("max_prompt_tokens", 0, "> 0"), {"max_prompt_tokens": 0}),
         (("top_p", "0.9"), {"top_p": 0.9}),
+        (("top_k", 50), {"top_k": 50}),
         (("min_p", "0.1"), {"min_p": 0.1}),
         (("generation_kwargs", "top_k", 5), {"generation_kwargs": {"top_k": 5}}),
         (("generation_kwargs", "typical_p", "0.9"), {"generation_kwargs": {"typical_p": 0.9}}),
@@ -150,6 +152,16 @@ def test_blocks_may_be_settings_mappings_or_json():
         (("loss_type='luspo'",), {"loss_type": "luspo", "trust_region": "gspo-clip"}),
         (("loss_type='grpo'",), {"loss_type": "grpo", "estimator": "dr-grpo"}),
         (("vespo", "importance"), {"trust_region": "vespo", "use_vllm": True}),
+        (("policy_lag", -1, ">= 0"), {"policy_lag": -1}),
+        (("policy_lag", "1.5"), {"policy_lag": 1.5}),
+        (("trust_region_anchor", "'samplr'", "'sampler'"), {"trust_region_anchor": "samplr"}),
+        (("policy_lag", "transformers"), {"policy_lag": 1, "use_vllm": True}),
+        (("'gae'", "critic"), {"estimator": "gae"}),
+        (("'ppo-max'", "critic"), {"estimator": "ppo-max"}),
+        (("'grpo'", "critic"), {"estimator": "grpo", "critic": {}}),
+        (("critic",), {"critic": {}}),
+        (("overlong",), {"overlong": {}}),
+        (("regulariser.applied_to", "estimator"), {"regulariser": {"applied_to": "reward"}}),
     ],
 )
 def test_mistakes_and_options_without_effect_are_refused(facts, options):

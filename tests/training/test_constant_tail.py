@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from trainer_cases import response_logits
 
 from troll.algorithms.distributions import SparseLogProbs, align, constant_tail, sparsify
 from troll.algorithms.divergences import kl_divergence
@@ -15,19 +16,14 @@ class Recording(TrustRegionTrainer):
 
     def _compute_loss(self, model, inputs):
         rule, mask = self.policy_loss.trust_region, inputs["completion_mask"].bool()
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        with torch.no_grad():
-            logits = model(input_ids=ids, attention_mask=attention).logits[:, -mask.shape[1] - 1 : -1]
+        logits = response_logits(model, inputs)
 
         def record(new, old, *rest, **seed):
             self.seen.append((new, old, inputs, logits[mask] / self.temperature))
             return rule(new, old, *rest, **seed)
 
-        loss, self.policy_loss = (
-            self.policy_loss,
-            replace(self.policy_loss, trust_region=_Stand(rule, record)),
-        )
+        loss = self.policy_loss
+        self.policy_loss = replace(loss, trust_region=_Stand(rule, record))
         try:
             return super()._compute_loss(model, inputs)
         finally:

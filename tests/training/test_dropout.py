@@ -3,7 +3,7 @@
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from trainer_cases import SeededGRPOTrainer, parameters
+from trainer_cases import CLIP, both, logged, moved, parameters, response_logits, trained
 from transformers import AutoModelForCausalLM, GPT2Config, Qwen3Config
 
 from troll.training.dropout import sources_of_noise
@@ -12,7 +12,6 @@ from troll.training.tokenizer import load_tokenizer
 from troll.training.trainer import TrustRegionTrainer
 
 ON_POLICY = {"per_device_train_batch_size": 8, "steps_per_generation": 1, "learning_rate": 0.0}
-CLIP = {"trust_region": "clip"}
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +40,6 @@ def grown_adapter(tiny_base):
     return model
 
 
-def logged(trainer, name):
-    return [row[name] for row in trainer.state.log_history if name in row and "loss" in row]
-
-
 def constant(completions, **_):
     return [1.0] * len(completions)
 
@@ -60,30 +55,19 @@ def check_equal(trainer):
 @pytest.mark.parametrize("cut", [{}, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}])
 def test_without_updates_nothing_is_projected_and_equal_rewards_teach_nothing(make, gpt2, tail, cut, capsys):
     config = ON_POLICY | cut | {"steps_per_generation": cut.get("gradient_accumulation_steps", 1)}
-    trainer = make(TrustRegionTrainer, config=config, base=gpt2, reward=constant, tail=tail)
-    trainer.train()
-    check_equal(trainer)
+    check_equal(trained(make, config=config, base=gpt2, reward=constant, tail=tail))
     assert "warning: before the first update" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("rule", ["m2po", "troll"])
 def test_neither_do_noisy_embeddings(make, rule):
     config = ON_POLICY | {"neftune_noise_alpha": 5.0}
-    trainer = make(TrustRegionTrainer, config=config, reward=constant, trust_region=rule)
-    trainer.train()
-    check_equal(trainer)
+    check_equal(trained(make, config=config, reward=constant, trust_region=rule))
 
 
 def test_neither_does_a_grown_adapter_with_a_kl_to_the_reference_in_the_reward(make, grown_adapter):
-    trainer = make(
-        TrustRegionTrainer,
-        config=ON_POLICY,
-        reward=constant,
-        model=grown_adapter,
-        estimator="grpo",
-        regulariser={"coefficient": 1e-3},
-    )
-    trainer.train()
+    method = {"estimator": "grpo", "regulariser": {"coefficient": 1e-3}}
+    trainer = trained(make, config=ON_POLICY, reward=constant, model=grown_adapter, **method)
     assert max(logged(trainer, "log_ratio_abs")) < 1e-5
     assert max(logged(trainer, "clip_fraction")) == 0
     # TRL's reference is then the adapter at the start: without updates both policies are the same.
@@ -96,15 +80,9 @@ def test_on_policy_updates_with_dropout_are_trls(make):
     # An adapter, because TRL counts the positions of GPT-2 from the left padding.
     config = ON_POLICY | {"learning_rate": 1e-2}
     adapter = LoraConfig(r=4, lora_dropout=0.2, target_modules="all-linear", task_type="CAUSAL_LM")
-    trained = []
-    for kind, rule in ((SeededGRPOTrainer, {}), (TrustRegionTrainer, CLIP)):
-        torch.manual_seed(0)  # adapters start at random
-        trainer = make(kind, config=config, steps=8, peft_config=adapter, **rule)
-        before = parameters(trainer).clone()
-        trainer.train()
-        trained.append(parameters(trainer))
-    assert (trained[0] - before).abs().max() > 1e-3
-    torch.testing.assert_close(trained[1], trained[0], rtol=0, atol=1e-4)
+    theirs, ours = both(make, config=config, steps=8, peft_config=adapter)
+    assert moved(theirs) > 1e-3
+    torch.testing.assert_close(parameters(ours), parameters(theirs), rtol=0, atol=1e-4)
 
 
 def test_stale_batches_are_scored_without_dropout_and_the_difference_is_said(make, gpt2, capsys):
@@ -116,25 +94,17 @@ def test_stale_batches_are_scored_without_dropout_and_the_difference_is_said(mak
             batches.append(inputs)
             return super()._compute_loss(model, inputs)
 
-    trainer = make(Watched, config=config, base=gpt2, steps=4)
-    trainer.train()
+    trained(make, Watched, config=config, base=gpt2, steps=4)
     model = AutoModelForCausalLM.from_pretrained(gpt2, dtype=torch.float32)
-    ids = torch.cat([batches[0]["prompt_ids"], batches[0]["completion_ids"]], dim=1)
-    attention = torch.cat([batches[0]["prompt_mask"], batches[0]["completion_mask"]], dim=1)
-    positions = (attention.cumsum(1) - 1).clamp(min=0)
-    length = batches[0]["completion_ids"].shape[1]
-    with torch.no_grad():
-        logits = model(input_ids=ids, attention_mask=attention, position_ids=positions).logits
-    log_probs = logits[:, -length - 1 : -1].log_softmax(-1)
-    expected = log_probs.gather(-1, ids[:, -length:].unsqueeze(-1)).squeeze(-1)
+    log_probs = response_logits(model, batches[0]).log_softmax(-1)
+    expected = log_probs.gather(-1, batches[0]["completion_ids"].unsqueeze(-1)).squeeze(-1)
     on = batches[0]["completion_mask"].bool()
     torch.testing.assert_close(batches[0]["old_per_token_logps"][on], expected[on], rtol=0, atol=1e-5)
 
     lines = [line for line in capsys.readouterr().err.splitlines() if "before the first update" in line]
     (line,) = lines
     assert "differs from the old policy by" in line and "the model has dropout of 0.1" in line
-    off = make(TrustRegionTrainer, config=config | {"disable_dropout": True}, base=gpt2, steps=2)
-    off.train()
+    off = trained(make, config=config | {"disable_dropout": True}, base=gpt2, steps=2)
     assert "before the first update" not in capsys.readouterr().err
     assert logged(off, "log_ratio_abs")[0] < 1e-5
 
@@ -146,8 +116,7 @@ def test_the_reference_is_the_model_that_is_given_and_not_the_one_of_its_name(ma
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
     config = {"learning_rate": 0.0} | how.get("config", {})
-    trainer = make(TrustRegionTrainer, **how | {"config": config}, model=model, steps=2, **CLIP)
-    trainer.train()
+    trainer = trained(make, **how | {"config": config}, model=model, steps=2, **CLIP)
     kl = logged(trainer, "kl") or logged(trainer, "kl_to_reference")
     assert kl[0] == pytest.approx(0.0, abs=1e-6)
     assert "differs from the KL reference" not in capsys.readouterr().err

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from refusals import refused
-from trainer_cases import PROMPTS, digits
+from trainer_cases import PROMPTS, digits, response_logits
 
 from troll.experiment.settings import DynamicSampling
 from troll.training.checkpoints import CheckpointCallback
@@ -64,12 +64,7 @@ def test_joined_batches_hold_what_the_policy_said(make):
     trainer = make(TrustRegionTrainer, **DAPO, reward=half_solved, dynamic_sampling=DynamicSampling(), keep=8)
     output = sample(trainer)
     mask = output["completion_mask"].bool()
-    with torch.no_grad():
-        logits = trainer.model(
-            input_ids=torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
-            attention_mask=torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
-        ).logits[:, -mask.shape[1] - 1 : -1]
-    log_probs = logits.log_softmax(-1)
+    log_probs = response_logits(trainer.model, output).log_softmax(-1)
     sampled = log_probs.gather(-1, output["completion_ids"].unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(output["old_per_token_logps"][mask], sampled[mask], rtol=0, atol=1e-4)
     ids = output["old_token_ids"][mask]

@@ -3,10 +3,9 @@
 import pytest
 import torch
 from refusals import refused
-from trainer_cases import parameters
+from trainer_cases import logged, parameters
 from transformers import TrainerCallback
 
-from troll.training.config import TrustRegionConfig
 from troll.training.policies import LOG_PROBS
 from troll.training.policy_lag import FILE
 from troll.training.trainer import TrustRegionTrainer
@@ -40,10 +39,6 @@ def trained(make, steps=16, resume=None, kind=Watched, rule="clip", config=None,
     )
     trainer.train(resume_from_checkpoint=resume)
     return trainer
-
-
-def logged(trainer, name):
-    return [row[name] for row in trainer.state.log_history if name in row and "loss" in row]
 
 
 @pytest.mark.parametrize("anchor", ["old", "sampler"])
@@ -103,21 +98,6 @@ def test_a_run_with_a_lag_goes_on_as_if_it_had_not_been_interrupted(make, tmp_pa
     (checkpoint / FILE).unlink()
     with refused(checkpoint / FILE):
         trained(make, resume=str(checkpoint), **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "facts"),
-    [
-        ({"policy_lag": -1}, ("policy_lag", -1, ">= 0")),
-        ({"policy_lag": 1.5}, ("policy_lag", "1.5")),
-        ({"trust_region_anchor": "samplr"}, ("trust_region_anchor", "'samplr'", "'sampler'")),
-        ({"policy_lag": 1, "use_vllm": True}, ("policy_lag", "transformers")),
-    ],
-)
-def test_what_cannot_be_is_refused(tmp_path, options, facts):
-    arguments = {"output_dir": str(tmp_path), "bf16": False, "use_cpu": True, "report_to": "none"}
-    with refused(*facts):
-        TrustRegionConfig(**arguments, **options)
 
 
 class Interrupt(TrainerCallback):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from refusals import refused
-from trainer_cases import PROMPTS, SeededGRPOTrainer, digits, parameters
+from trainer_cases import PROMPTS, SeededGRPOTrainer, digits, parameters, trained
 
 from troll.experiment.settings import Critic as CriticSettings
 from troll.experiment.settings import Overlong, Pretraining, Regulariser
@@ -100,40 +100,15 @@ def test_the_policy_stands_still_while_the_critic_warms_up(make):
 
 
 @pytest.mark.slow
-def test_micro_batches_do_not_change_a_step_of_ppo(make):
-    """Optimiser steps of one size, cut differently."""
-    found = []
-    for size, parts in ((4, 1), (2, 2)):
-        trainer = make(
-            TrustRegionTrainer,
-            **GAE,
-            aggregation="token-mean",
-            config={
-                "per_device_train_batch_size": size,
-                "gradient_accumulation_steps": parts,
-                "steps_per_generation": 4 * parts,
-            },
-        )
-        trainer.train()
-        critic = trainer.accelerator.unwrap_model(trainer.critic.model)
-        found.append((parameters(trainer), torch.cat([p.detach().flatten() for p in critic.parameters()])))
-    for whole, cut in zip(*found, strict=True):
-        torch.testing.assert_close(cut, whole, rtol=0, atol=2e-5)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_kl_in_the_loss_ends_in_the_parameters_of_trl(make, weighted):
     config = {"beta": 0.3, "use_bias_correction_kl": weighted}
-    theirs = make(SeededGRPOTrainer, steps=8, config=config)
-    theirs.train()
+    theirs = trained(make, SeededGRPOTrainer, steps=8, config=config)
     regulariser = Regulariser(estimate="k3", applied_to="loss", coefficient=0.3, importance_weighted=weighted)
     for ours in ({"config": config}, {"regulariser": regulariser}):
-        trainer = make(TrustRegionTrainer, steps=8, trust_region="clip", **ours)
-        trainer.train()
+        trainer = trained(make, steps=8, trust_region="clip", **ours)
         torch.testing.assert_close(parameters(trainer), parameters(theirs), rtol=0, atol=2e-5)
-    without = make(TrustRegionTrainer, steps=8, trust_region="clip")
-    without.train()
+    without = trained(make, steps=8, trust_region="clip")
     assert (parameters(without) - parameters(theirs)).abs().max() > 1e-4
 
 
@@ -257,32 +232,10 @@ def test_the_pretraining_loss_raises_the_likelihood(make):
     rows = [{"input_ids": [5, 6, 7, 8], "labels": [-100, 6, 7, 8]}]
     losses = []
     for coefficient in (1e-9, 50.0):
-        trainer = make(
-            TrustRegionTrainer,
-            steps=8,
-            trust_region="clip",
-            pretraining=Pretraining(coefficient=coefficient),
-            pretraining_rows=rows,
-        )
-        trainer.train()
+        method = {"pretraining": Pretraining(coefficient=coefficient), "pretraining_rows": rows}
+        trainer = trained(make, steps=8, trust_region="clip", **method)
         losses.append(trainer.pretraining(trainer.model, torch.device("cpu"), step=0).item())
     assert losses[1] < losses[0] - 0.5
-
-
-@pytest.mark.parametrize(
-    ("settings", "facts"),
-    [
-        ({"estimator": "gae"}, ("'gae'", "critic")),
-        ({"estimator": "ppo-max"}, ("'ppo-max'", "critic")),
-        ({"estimator": "grpo", "critic": CriticSettings()}, ("'grpo'", "critic")),
-        ({"critic": CriticSettings()}, ("critic",)),
-        ({"overlong": Overlong()}, ("overlong",)),
-        ({"regulariser": Regulariser(applied_to="reward")}, ("regulariser.applied_to", "estimator")),
-    ],
-)
-def test_parts_that_do_not_go_together_are_refused(make, settings, facts):
-    with refused(*facts):
-        make(TrustRegionTrainer, trust_region="clip", **settings)
 
 
 def test_remax_needs_a_greedy_decode(make):
@@ -298,7 +251,7 @@ def test_remax_needs_a_greedy_decode(make):
 @pytest.mark.slow
 def test_rules_that_compare_a_group_see_the_rewards_of_all_its_responses(make):
     trainer = make(TrustRegionTrainer, trust_region="quatro-recon-gradient", estimator="dr-grpo", steps=2)
-    assert trainer.trust_region.needs_group_rewards
+    assert trainer.trust_region.info.needs_group_rewards
     output = rollout(trainer)
     groups = output["rewards"].view(4, 4).repeat_interleave(4, dim=0)
     assert torch.equal(output["group_rewards"].sort(1).values, groups.sort(1).values)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from accelerate import Accelerator
+from trainer_cases import trained
 
 from troll.experiment.settings import Regulariser
 from troll.training.policies import LOG_PROBS
@@ -12,6 +13,7 @@ from troll.training.trainer import TrustRegionTrainer
 LIMIT, BUFFER = 10, 4
 LENGTHS = (10, 3, 8, 10)  # of each group; those of the limit do not end
 PENALTIES = (-1.0, 0.0, -0.5, -1.0)
+ONE_STEP = {"per_device_train_batch_size": 8, "steps_per_generation": 1}
 
 
 class Lengths(TrustRegionTrainer):
@@ -32,29 +34,15 @@ def nothing(completions, **_):
     return [0.0] * len(completions)
 
 
-def trained(make, estimator, masked, **settings):
-    config = {
-        "mask_truncated_completions": masked,
-        "per_device_train_batch_size": 8,
-        "steps_per_generation": 1,
-        "max_completion_length": LIMIT,
-    }
-    trainer = make(
-        Lengths,
-        steps=1,
-        config=config,
-        reward=nothing,
-        estimator=estimator,
-        overlong={"buffer": BUFFER},
-        **settings,
-    )
-    trainer.train()
-    return trainer
+def seen_by(make, estimator, masked):
+    config = ONE_STEP | {"mask_truncated_completions": masked, "max_completion_length": LIMIT}
+    method = {"estimator": estimator, "overlong": {"buffer": BUFFER}}
+    return trained(make, Lengths, steps=1, config=config, reward=nothing, **method).seen
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_overlong_penalty_counts_tokens_that_are_masked(make, masked):
-    seen = trained(make, "dr-grpo", masked).seen
+    seen = seen_by(make, "dr-grpo", masked)
     by_length = dict(zip(seen["response_lengths"].tolist(), seen["rewards"].tolist(), strict=True))
     assert by_length == dict(zip(LENGTHS, PENALTIES, strict=True))
     finished = seen["response_lengths"] == 3
@@ -66,7 +54,7 @@ def test_the_overlong_penalty_counts_tokens_that_are_masked(make, masked):
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_samples_and_the_greedy_baseline_are_counted_alike(make, masked):
-    seen = trained(make, "remax", masked).seen
+    seen = seen_by(make, "remax", masked)
     assert seen["greedy_rewards"].tolist() == [-1.0] * 8
     finished = seen["response_lengths"] == 3
     assert seen["advantages"][finished, 0].tolist() == pytest.approx([1.0] * int(finished.sum()))
@@ -84,9 +72,7 @@ class OwnRewards(TrustRegionTrainer):
 
 
 def test_estimators_see_the_rewards_of_a_subclass(make):
-    config = {"per_device_train_batch_size": 8, "steps_per_generation": 1}
-    trainer = make(OwnRewards, steps=1, config=config, estimator="rloo", trust_region="clip")
-    trainer.train()
+    trainer = trained(make, OwnRewards, steps=1, config=ONE_STEP, estimator="rloo", trust_region="clip")
     assert sorted(trainer.seen["rewards"].tolist()) == list(range(8))
     of_last = trainer.seen["advantages"][trainer.seen["rewards"] == 7]
     assert of_last.amax() == pytest.approx(7 - (4 + 5 + 6) / 3)

@@ -111,13 +111,6 @@ def test_without_correction_the_mismatch_is_told_from_the_first_step_and_changes
     assert losses[0] == losses[1] and losses[0][0] > 0
 
 
-@pytest.mark.parametrize("setting", [{"top_p": 0.9}, {"top_k": 50}])
-def test_a_part_of_the_distribution_is_refused(make, setting):
-    ((name, value),) = setting.items()
-    with refused(name, value):
-        make(TrustRegionTrainer, config=setting)
-
-
 @pytest.mark.parametrize(
     "setting",
     [

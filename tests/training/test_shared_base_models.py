@@ -23,38 +23,25 @@ from troll.training.base_model import shared_base_model, train_base_model
 from troll.training.model_cache import VARIABLE, take_or_make
 from troll.training.tokenizer import make_tokenizer
 
-MODEL = {
-    "vocabulary": 400,
-    "layers": 1,
-    "width": 32,
-    "heads": 2,
-    "key_value_heads": 1,
-    "supervised": {"steps": 2, "batch_size": 4},
-}
+MODEL = {"vocabulary": 400, "layers": 1, "width": 32, "heads": 2, "key_value_heads": 1}
+MODEL |= {"supervised": {"steps": 2, "batch_size": 4}}
 TASK = {"train": 16, "validation": 2, "test": 4, "settings": {"operations": [2]}}
 
 
 def config_of(name="first", task=TASK, model=MODEL, **settings):
-    experiment = parse_experiment(
-        {
-            "experiment": name,
-            "seeds": [0],
-            "tasks": {"chains": task},
-            "models": {"tiny": model},
-            "trust_regions": {"clip": {"rule": "clip"}},
-            "estimators": {"grpo": {"rule": "grpo"}},
-            "conditions": {"stale": {}},
-            "training": {
-                "max_response_tokens": 4,
-                "prompts_per_batch": 2,
-                "responses_per_prompt": 2,
-                "mini_batches": 2,
-            },
-            **settings,
-        },
-        "test",
-    )
-    return resolve_base(experiment, "tiny", "chains")
+    batch = {"prompts_per_batch": 2, "responses_per_prompt": 2, "mini_batches": 2}
+    file = {
+        "experiment": name,
+        "seeds": [0],
+        "tasks": {"chains": task},
+        "models": {"tiny": model},
+        "trust_regions": {"clip": {"rule": "clip"}},
+        "estimators": {"grpo": {"rule": "grpo"}},
+        "conditions": {"stale": {}},
+        "training": {"max_response_tokens": 4, **batch},
+        **settings,
+    }
+    return resolve_base(parse_experiment(file, "test"), "tiny", "chains")
 
 
 @pytest.fixture
@@ -146,29 +133,19 @@ def test_whatever_can_change_the_weights_is_part_of_the_identity(shared, path, v
 
 def test_names_and_numbers_of_problems_are_no_part_of_it(shared):
     before = base_model.identity_of(config_of(), shared.tokenizer)
-    for path, value in [
-        (("experiment",), "other"),
-        (("run_id",), "other/chains/base"),
-        (("model", "name"), "other"),
-        (("task", "train"), 1),
-        (("task", "validation"), 1),
-        (("task", "test"), 1),
-    ]:
+    names = [(("experiment",), "other"), (("run_id",), "other/chains/base"), (("model", "name"), "other")]
+    for path, value in [*names, *((("task", split), 1) for split in ("train", "validation", "test"))]:
         assert base_model.identity_of(change(path, value), shared.tokenizer) == before, path
 
 
-def test_a_changed_setting_trains_anew(shared, tmp_path):
+def test_a_changed_setting_and_another_tokenizer_train_anew(shared, tmp_path):
+    make_tokenizer({"chains": {}, "functions": {}}, 400, 2000, tmp_path / "tokenizer")
     shared.ask("1")
     shared.ask("2", change(("seeds", "model"), 7))
     assert shared.trained == 2 and not shared.said
     assert weights(tmp_path / "1") != weights(tmp_path / "2")
-
-
-def test_another_tokenizer_trains_anew(shared, tmp_path):
-    make_tokenizer({"chains": {}, "functions": {}}, 400, 2000, tmp_path / "tokenizer")
-    shared.ask("1")
-    shared.ask("2", tokenizer_path=tmp_path / "tokenizer")
-    assert shared.trained == 2
+    shared.ask("3", tokenizer_path=tmp_path / "tokenizer")
+    assert shared.trained == 3
 
 
 def test_numbers_that_change_for_some_rules_leave_base_models_alone(shared, monkeypatch):
@@ -184,12 +161,8 @@ def test_numbers_that_change_for_some_rules_leave_base_models_alone(shared, monk
 
 
 def test_the_last_change_is_that_of_changed_since(monkeypatch):
-    changes = (
-        numerics.Change(1, "all"),
-        numerics.Change(2, "one", ("clip",)),
-        numerics.Change(3, "all"),
-        numerics.Change(4, "other", ("troll",)),
-    )
+    rules = None, ("clip",), None, ("troll",)
+    changes = tuple(numerics.Change(number, "why", of) for number, of in enumerate(rules, 1))
     for until in range(5):
         monkeypatch.setattr(numerics, "CHANGES", changes[:until])
         for rule in ("", "clip", "troll"):

@@ -5,11 +5,12 @@ from dataclasses import fields
 
 import pytest
 from refusals import refused
+from trainer_cases import CONDITIONAL
 from transformers import GenerationConfig
 
 from troll import TrustRegionConfig
 from troll.common.errors import UserError
-from troll.training.trl_options import CONDITIONAL, RULE_SETTINGS, SAMPLES, check_model
+from troll.training.trl_options import RULE_SETTINGS, SAMPLES, check_model
 
 
 @pytest.fixture(scope="module")

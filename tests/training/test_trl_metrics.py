@@ -5,7 +5,7 @@ import torch
 import trl
 from datasets import Dataset
 from packaging.version import Version
-from trainer_cases import PROMPTS, SeededGRPOTrainer, digits
+from trainer_cases import CLIP, PROMPTS, SeededGRPOTrainer, both, digits
 
 from troll.common.seeding import derive_seed
 from troll.training.config import TrustRegionConfig
@@ -33,35 +33,18 @@ def logged(trainer, name):
     ("options", "names"),
     [
         ({"epsilon": 0.01, "epsilon_high": 0.02, "delta": 1.05}, RATIOS),
-        (
-            {"epsilon": 0.002, "importance_sampling_level": "sequence"},
-            RATIOS,
-        ),
+        ({"epsilon": 0.002, "importance_sampling_level": "sequence"}, RATIOS),
         ({"loss_type": "cispo", "epsilon_high": 1.02}, ["cispo_clip_ratio"]),
     ],
     ids=["tokens", "responses", "cispo"],
 )
 def test_clip_ratios_are_trls_in_training_and_validation(make, options, names):
     config = {"num_iterations": 4, "steps_per_generation": 1, "per_device_train_batch_size": 8, "beta": 0.1}
-    config |= {
-        "learning_rate": 5e-3,
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-        "per_device_eval_batch_size": 4,
-    }
-    rule = {} if "loss_type" in options else {"trust_region": "clip"}
-    theirs, ours = (
-        make(
-            kind,
-            steps=4,
-            config=config | options,
-            eval_dataset=Dataset.from_dict({"prompt": PROMPTS}),
-            **more,
-        )
-        for kind, more in ((SeededValidation, {}), (TrustRegionTrainer, rule))
-    )
-    for trainer in (theirs, ours):
-        trainer.train()
+    config |= {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4}
+    rule = {} if "loss_type" in options else CLIP
+    config |= options | {"learning_rate": 5e-3}
+    data = Dataset.from_dict({"prompt": PROMPTS})
+    theirs, ours = both(make, rule, theirs=SeededValidation, steps=4, config=config, eval_dataset=data)
     if Version(trl.__version__) < Version("1.9"):  # whose extremes are over processes
         names = [name for name in names if not name.endswith(("low_min", "high_max"))]
     for name in (*names, *(f"eval_{name}" for name in (*names, "entropy", "kl", "loss"))):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from trainer_cases import PROMPTS, SeededGRPOTrainer, digits, parameters
+from trainer_cases import CLIP, PROMPTS, both, digits, logged, parameters, trained
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from troll.experiment.settings import Regulariser
@@ -12,22 +12,11 @@ from troll.training.outputs import save_model
 from troll.training.tokenizer import load_tokenizer
 from troll.training.trainer import TrustRegionTrainer
 
-CLIP = {"trust_region": "clip"}
 NEVER = 0.01  # nats, below any entropy here
 SEQUENCES = {"importance_sampling_level": "sequence"}
 # TRL divides by the tokens of the generation batch, we by those of the step.
 ONE_MINI_BATCH = {"steps_per_generation": 1, "num_iterations": 4}
 ADAPTIVE = {"use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_coef_delta": 0.05}
-
-
-def both(make, config, rule=CLIP, **arguments):
-    trained = []
-    for kind, ours in ((SeededGRPOTrainer, {}), (TrustRegionTrainer, rule)):
-        torch.manual_seed(0)  # adapters start at random
-        trainer = make(kind, config=config, **arguments, **ours)
-        trainer.train()
-        trained.append(trainer)
-    return trained
 
 
 @pytest.fixture(scope="module")
@@ -37,16 +26,11 @@ def untouched():
 
     def end(make, rule, steps):
         if (rule, steps) not in kept:
-            trainer = make(TrustRegionTrainer, config={"num_iterations": 2}, steps=steps, trust_region=rule)
-            trainer.train()
+            trainer = trained(make, config={"num_iterations": 2}, steps=steps, trust_region=rule)
             kept[rule, steps] = parameters(trainer)
         return kept[rule, steps]
 
     return end
-
-
-def logged(trainer, name):
-    return [row[name] for row in trainer.state.log_history if name in row and "loss" in row]
 
 
 @pytest.mark.slow
@@ -76,7 +60,7 @@ def logged(trainer, name):
 )
 def test_an_option_ends_in_the_parameters_of_trl(make, untouched, options, rule):
     config = {"num_iterations": 2} | options
-    theirs, ours = both(make, config, rule, steps=16)
+    theirs, ours = both(make, rule, config=config, steps=16)
     torch.testing.assert_close(parameters(ours), parameters(theirs), rtol=0, atol=2e-5)
     for name in ("entropy_coef", "policy_loss"):
         assert logged(ours, name) == pytest.approx(logged(theirs, name), abs=1e-4)
@@ -92,8 +76,7 @@ def test_an_option_ends_in_the_parameters_of_trl(make, untouched, options, rule)
     "options", [{"entropy_coef": 0.5}, {"top_entropy_quantile": 0.2}, {"off_policy_mask_threshold": 1e-6}]
 )
 def test_an_option_acts_on_every_rule(make, untouched, rule, options):
-    trainer = make(TrustRegionTrainer, trust_region=rule, steps=8, config={"num_iterations": 2} | options)
-    trainer.train()
+    trainer = trained(make, trust_region=rule, steps=8, config={"num_iterations": 2} | options)
     assert (untouched(make, rule, 8) - parameters(trainer)).abs().max() > 1e-5
 
 
@@ -102,8 +85,7 @@ def test_a_token_budget_does_not_change_the_entropy_bonus(make):
     config = {"per_device_train_batch_size": 8, "steps_per_generation": 2, "entropy_coef": 0.5}
     found = []
     for budget in (None, 60):
-        trainer = make(TrustRegionTrainer, config=config, micro_batch_tokens=budget, **CLIP)
-        trainer.train()
+        trainer = trained(make, config=config, micro_batch_tokens=budget, **CLIP)
         found.append((parameters(trainer), logged(trainer, "policy_loss")))
     torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=2e-5)
     assert found[1][1] == pytest.approx(found[0][1], abs=1e-4)
@@ -126,7 +108,7 @@ def test_the_gradient_is_trls_however_steps_are_cut(make, loss_type, accumulated
         "learning_rate": 0.5,
         "loss_type": loss_type,
     }
-    theirs, ours = both(make, config, steps=7)
+    theirs, ours = both(make, config=config, steps=7)
     torch.testing.assert_close(parameters(ours), parameters(theirs), rtol=0, atol=2e-5)
     expected = logged(theirs, "grad_norm")
     assert logged(ours, "grad_norm") == pytest.approx(expected, rel=2e-3, abs=1e-5) and max(expected) > 0
@@ -154,13 +136,11 @@ def test_the_auxiliary_loss_of_experts_is_trls(make, tiny_base, tmp_path):
     save_model(AutoModelForCausalLM.from_config(config, dtype=torch.float32), tokenizer, tmp_path / "base")
     options = {"router_aux_loss_coef": 0.5, "gradient_accumulation_steps": 2, "steps_per_generation": 2}
     options |= {"optim": "sgd", "learning_rate": 0.5}
-    theirs, ours = both(make, options, base=tmp_path / "base", steps=6)
+    theirs, ours = both(make, config=options, base=tmp_path / "base", steps=6)
     torch.testing.assert_close(parameters(ours), parameters(theirs), rtol=0, atol=2e-5)
     assert logged(ours, "aux_loss") == pytest.approx(logged(theirs, "aux_loss"), rel=1e-5)
-    without = make(
-        TrustRegionTrainer, config=options | {"router_aux_loss_coef": 0.0}, base=tmp_path / "base", **CLIP
-    )
-    without.train()
+    options["router_aux_loss_coef"] = 0.0
+    without = trained(make, config=options, base=tmp_path / "base", **CLIP)
     assert not logged(without, "aux_loss")
 
 
@@ -168,7 +148,7 @@ def test_the_auxiliary_loss_of_experts_is_trls(make, tiny_base, tmp_path):
 def test_a_kl_to_the_reference_of_an_adapter_is_trls(make):
     config = {"beta": 0.3, "learning_rate": 1e-2}
     adapter = LoraConfig(r=4, task_type="CAUSAL_LM", target_modules="all-linear")
-    theirs, ours = both(make, config, steps=8, peft_config=adapter)
+    theirs, ours = both(make, config=config, steps=8, peft_config=adapter)
     torch.testing.assert_close(parameters(ours), parameters(theirs), rtol=0, atol=1e-4)
     assert logged(ours, "kl") == pytest.approx(logged(theirs, "kl"), abs=1e-4)
     assert max(logged(ours, "kl")) > 1e-6
@@ -177,8 +157,7 @@ def test_a_kl_to_the_reference_of_an_adapter_is_trls(make):
 @pytest.mark.slow
 def test_an_adaptive_coefficient_goes_on_where_it_was(make, tmp_path):
     config = ADAPTIVE | {"entropy_target": 100.0, "save_strategy": "steps", "save_steps": 4}
-    whole = make(TrustRegionTrainer, steps=8, config=config, **CLIP)
-    whole.train()
+    whole = trained(make, steps=8, config=config, **CLIP)
     resumed = make(TrustRegionTrainer, steps=8, config=config, **CLIP)
     resumed.train(resume_from_checkpoint=str(tmp_path / "TrustRegionTrainer/checkpoint-4"))
     assert resumed.entropy_coef == pytest.approx(whole.entropy_coef) == pytest.approx(0.5)

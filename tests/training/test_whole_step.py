@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from trainer_cases import parameters
+from trainer_cases import logged, parameters, trained
 from transformers import TrainerCallback
 
 from troll.training.entropy_bonus import high_entropy
-from troll.training.trainer import TrustRegionTrainer
 
 # Not kl-cov: where the ratio is 1 up to rounding, so is the sign of its pull.
 RULES = {
@@ -18,19 +17,11 @@ RULES = {
 CUTS = {
     "whole": ({"per_device_train_batch_size": 8, "steps_per_generation": 2}, None),
     "halves": (
-        {
-            "per_device_train_batch_size": 4,
-            "steps_per_generation": 4,
-            "gradient_accumulation_steps": 2,
-        },
+        {"per_device_train_batch_size": 4, "steps_per_generation": 4, "gradient_accumulation_steps": 2},
         None,
     ),
     "parts": ({"per_device_train_batch_size": 8, "steps_per_generation": 2}, 60),
 }
-
-
-def logged(trainer, name):
-    return [row[name] for row in trainer.state.log_history if name in row and "loss" in row]
 
 
 @pytest.mark.parametrize(
@@ -39,16 +30,9 @@ def logged(trainer, name):
 def test_a_rule_decides_the_same_however_a_step_is_cut(make, rule):
     found = {}
     for cut, (config, budget) in CUTS.items():
-        options = {"optim": "sgd", "learning_rate": 0.5, **config}
-        trainer = make(
-            TrustRegionTrainer,
-            steps=4,
-            config=options,
-            micro_batch_tokens=budget,
-            trust_region=rule,
-            trust_region_settings=RULES[rule],
-        )
-        trainer.train()
+        config = {"optim": "sgd", "learning_rate": 0.5, **config}
+        method = {"trust_region": rule, "trust_region_settings": RULES[rule]}
+        trainer = trained(make, steps=4, config=config, micro_batch_tokens=budget, **method)
         found[cut] = parameters(trainer), logged(trainer, "clip_fraction")
     for cut in ("halves", "parts"):
         torch.testing.assert_close(found[cut][0], found["whole"][0], rtol=0, atol=2e-5)
@@ -68,15 +52,8 @@ class Steps(TrainerCallback):
 
 def stopped(make, rule, **settings):
     steps = Steps()
-    trainer = make(
-        TrustRegionTrainer,
-        steps=8,
-        config={"weight_decay": 0.1},
-        trust_region=rule,
-        trust_region_settings=settings,
-        callbacks=[steps],
-    )
-    trainer.train()
+    method = {"trust_region": rule, "trust_region_settings": settings}
+    trainer = trained(make, steps=8, config={"weight_decay": 0.1}, callbacks=[steps], **method)
     return trainer, steps.weights
 
 
@@ -108,14 +85,8 @@ def test_kl_stop_with_a_bound_that_is_never_passed_is_the_policy_gradient(make):
 def test_options_on_entropies_take_the_whole_step_however_it_is_cut(make, options):
     found = {}
     for cut, (config, budget) in CUTS.items():
-        trainer = make(
-            TrustRegionTrainer,
-            steps=2,
-            config={"optim": "sgd", "learning_rate": 0.5, **config, **options},
-            micro_batch_tokens=budget,
-            trust_region="clip",
-        )
-        trainer.train()
+        config = {"optim": "sgd", "learning_rate": 0.5, **config, **options}
+        trainer = trained(make, steps=2, config=config, micro_batch_tokens=budget, trust_region="clip")
         found[cut] = parameters(trainer), logged(trainer, "grad_norm")
     for cut in ("halves", "parts"):
         torch.testing.assert_close(found[cut][0], found["whole"][0], rtol=0, atol=2e-5)

@@ -1,8 +1,7 @@
 """How each option of `trl.GRPOConfig` is handled; no option is silently ignored.
 
-Options of `transformers.TrainingArguments` belong to the training loop, which is used unchanged. Every other
-option is in one of the tables below; a test compares them with the fields of the installed TRL, to detect the
-options of a new release.
+Options of `transformers.TrainingArguments` belong to the training loop, which is used unchanged. A test names
+how every other option is handled, to detect the options of a new release of TRL.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,36 +12,6 @@ from accelerate.utils import is_peft_model
 
 from troll.common.errors import UserError
 from troll.training.trl_parts import GRPOConfig, option
-
-BY_TRL = frozenset(
-    [
-        *("learning_rate", "logging_steps", "gradient_checkpointing", "bf16", "lr_scheduler_kwargs"),
-        *("torch_empty_cache_steps", "model_init_kwargs", "trust_remote_code", "ds3_gather_for_generation"),
-        *("disable_dropout", "remove_unused_columns", "num_generations", "num_generations_eval"),
-        *("max_completion_length", "shuffle_dataset", "pad_to_multiple_of", "generation_batch_size"),
-        *("steps_per_generation", "chat_template_kwargs", "cache_implementation", "use_vllm", "vllm_mode"),
-        *("vllm_model_impl", "vllm_enable_sleep_mode", "vllm_server_base_url", "vllm_server_host"),
-        *("vllm_server_port", "vllm_server_timeout", "vllm_group_port", "vllm_gpu_memory_utilization"),
-        *("vllm_max_model_length", "vllm_tensor_parallel_size", "reward_weights"),
-        *("mask_truncated_completions", "sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
-        *("max_tool_calling_iterations", "vllm_importance_sampling_mode"),
-        *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min", "log_completions"),
-        *("log_multimodal", "num_completions_to_print", "log_unique_prompts", "log_completions_hub_repo"),
-        *("use_transformers_continuous_batching", "transformers_continuous_batching_config"),
-        *("use_transformers_paged", "vllm_importance_sampling_cap"),
-    ]
-)
-"""Implemented by TRL's code, which is not replaced here."""
-
-BY_US = frozenset(
-    [
-        *("temperature", "num_iterations", "beta", "use_bias_correction_kl", "cast_lm_head_to_fp32"),
-        *("vllm_importance_sampling_correction", "top_entropy_quantile", "off_policy_mask_threshold"),
-        *("router_aux_loss_coef", "entropy_coef", "use_adaptive_entropy", "entropy_coef_min"),
-        *("entropy_coef_max", "entropy_coef_delta", "entropy_target"),
-    ]
-)
-"""Implemented by the loss here as in TRL, for every trust region."""
 
 RULE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "epsilon": ("epsilon_low", "epsilon_high"),
@@ -106,25 +75,6 @@ SAMPLES: Mapping[str, tuple[Any, ...]] = {
 Of `transformers.GenerationConfig` and of vLLM's ``SamplingParams``.
 """
 
-SAMPLES_ALIKE = frozenset(
-    [
-        *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "stop_strings"),
-        *("max_length", "max_new_tokens", "max_time", "num_return_sequences"),
-        *("early_stopping", "length_penalty", "low_memory"),  # for beam search
-        *("remove_invalid_values", "renormalize_logits"),
-        *("cache_implementation", "cache_config", "use_cache", "max_cache_len", "prefill_chunk_size"),
-        *("compile_config", "disable_compile", "continuous_batching_config"),
-        *("output_attentions", "output_hidden_states", "output_logits", "output_scores"),
-        *("return_dict_in_generate", "transformers_version"),
-        # Speculative decoding, which preserves the model's distribution.
-        *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "speculation_type"),
-        *("assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight"),
-        *("assistant_lookbehind", "target_lookbehind", "prompt_lookup_num_tokens", "max_matching_ngram_size"),
-        "use_mtp",
-    ]
-)
-"""All other fields of `transformers.GenerationConfig` except ``temperature``, which must equal the option."""
-
 
 def _restricts(name: str, value: Any, temperature: float, where: str) -> str | None:
     neutral = (temperature,) if name == "temperature" else SAMPLES.get(name)
@@ -165,15 +115,6 @@ def check_model(args: Any, model: Any, given: Any) -> None:
         if problem := _restricts(name, value, args.temperature, "generation_config of the model: "):
             raise UserError(problem)
 
-
-CONDITIONAL = frozenset(
-    [
-        *("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs", "use_liger_kernel"),
-        *("loss_type", "importance_sampling_level", "scale_rewards", "multi_objective_aggregation"),
-        "vllm_structured_outputs_regex",
-    ]
-)
-"""Options that are only valid under a condition, see `check_options`."""
 
 _DEFAULTS = {field.name: field.default for field in fields(GRPOConfig)}
 
