@@ -110,6 +110,12 @@ def gradients(outputs: dict[str, Tensor], wanted: str, leaves: list[Tensor], see
     return list(torch.autograd.grad(loss, leaves))
 
 
+def gradients_of(run: tuple[dict[str, Tensor], list[Tensor]], wanted: str) -> list[Tensor]:
+    """`gradients` of outputs and the leaves that they came from."""
+    outputs, leaves = run
+    return gradients(outputs, wanted, leaves)
+
+
 def error(got: Tensor, want: Tensor) -> float:
     """Largest difference; infinities must be in the same places."""
     got, want = got.detach().double(), want.detach().double()

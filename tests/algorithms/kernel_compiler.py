@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from typing import Any
 
+import pytest
 import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
@@ -26,13 +27,16 @@ def compiled(
     attributes: dict[tuple[int, ...], Any] | None = None,
     **options: int,
 ) -> tuple[Any, int]:
-    """A kernel compiled for a compute capability (80, 90), and how many bytes of registers it spills.
-
-    Its cache must be empty: nothing is assembled for what is found there.
-    """
+    """A kernel compiled for a compute capability (80, 90), and how many bytes of registers it spills."""
     own = {key: value for key, value in constants.items() if key in kernel.arg_names}
     source = triton.compiler.ASTSource(kernel, signature_of(kernel, types, own), own, attributes)
-    with knobs.nvidia.scope(), contextlib.redirect_stdout(io.StringIO()) as told:
+    with (
+        tempfile.TemporaryDirectory() as cache,  # an empty one: nothing is assembled for what is found there
+        pytest.MonkeyPatch.context() as patch,
+        knobs.nvidia.scope(),
+        contextlib.redirect_stdout(io.StringIO()) as told,
+    ):
+        patch.setenv("TRITON_CACHE_DIR", cache)
         if logs := hasattr(knobs.nvidia, "dump_ptxas_log"):
             knobs.nvidia.dump_ptxas_log = True
         result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

@@ -15,6 +15,7 @@ from head_oracle import (
     dense_head,
     dense_logits,
     gradients,
+    gradients_of,
     make_case,
     outputs_of,
     run_dense,
@@ -428,7 +429,7 @@ def test_blocks_of_idle_rows_are_not_multiplied():
 def test_sixteen_bit_products_of_float32_weights_and_of_rows_that_descriptors_cannot_read(depth):
     case = make_case(40, depth, 530, 6, "temperature", torch.float16)
     want, _ = sixteen_bits(case)
-    wanted = gradients(*with_all(sixteen_bits(case)))
+    wanted = gradients_of(sixteen_bits(case), "all")
     case.hidden, case.weight = case.hidden.float(), case.weight.float()
     got, leaves = sixteen_bits(case)
     for name in OUTPUTS:
@@ -436,11 +437,6 @@ def test_sixteen_bit_products_of_float32_weights_and_of_rows_that_descriptors_ca
     for ours, other in zip(gradients(got, "all", leaves), wanted, strict=True):
         assert ours.dtype == torch.float32
         torch.testing.assert_close(ours, other.float(), rtol=2e-3, atol=2e-3)
-
-
-def with_all(run):
-    outputs, leaves = run
-    return outputs, "all", leaves
 
 
 def test_fold_in_several_launches_with_padding_and_labels_in_the_support(monkeypatch):

@@ -390,7 +390,7 @@ def test_no_rule_with_a_distribution_or_a_dual_waits(name):
     case, rule = make_case(dtype=torch.float32), make_trust_region(name)
     new, old = _leaves(case)
     with CountOps() as count:
-        group_rewards = case.group_rewards if rule.needs_group_rewards else None
+        group_rewards = case.group_rewards if rule.info.needs_group_rewards else None
         rule(new, old, case.advantages, case.mask.bool(), group_rewards).per_token.mean().backward()
     assert count.waits == 0, count.waited
     # The masks and common metrics of all rules come on top of the rule's own.

@@ -1,37 +1,24 @@
 """The Triton kernels without a GPU: run by Triton's interpreter, and compiled for real ones."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from head_oracle import OUTPUTS, assert_no_worse, error, gradients, make_case, outputs_of, run_dense
+from kernel_tests import needs_triton, no_waits, on_gpu, run_in_interpreter
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton is not installed (pip install triton)"
-)
+from troll.algorithms.lm_head.head import CHUNK_TOKENS, CHUNK_VOCAB, lm_head
+
+pytestmark = needs_triton
 
 
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_kernels_in_the_interpreter():
-    cases = Path(__file__).with_name("lm_head_triton_cases.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)]
-    done = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_in_interpreter("lm_head_triton_cases.py", timeout=900)
 
 
-@pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="interpreted kernels cannot be compiled"
-)
 @pytest.mark.parametrize("capability", [80, 90])
-def test_kernels_compile_for_cuda(capability, tmp_path, monkeypatch):
+def test_kernels_compile_for_cuda(capability):
     """No GPU is needed to compile: a type or syntax error that the interpreter forgives is found here."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from kernel_compiler import compiled
 
     from troll.algorithms.lm_head import triton as kernels
@@ -45,9 +32,6 @@ def test_kernels_compile_for_cuda(capability, tmp_path, monkeypatch):
         compiled(getattr(kernels, name), types, constants, capability)
 
 
-@pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="interpreted kernels cannot be compiled"
-)
 # The largest at every change, the others at night: each takes seconds.
 @pytest.mark.parametrize(
     ("capability", "keep", "vocab"),
@@ -61,8 +45,7 @@ def test_kernels_compile_for_cuda(capability, tmp_path, monkeypatch):
         ),
     ],
 )
-def test_kernels_of_top_k_compile_without_spills(capability, keep, vocab, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_kernels_of_top_k_compile_without_spills(capability, keep, vocab):
     from kernel_compiler import compiled, signature_of
 
     from troll.algorithms.lm_head import triton_topk as kernels
@@ -107,7 +90,6 @@ def test_top_k_of_a_large_vocabulary_never_waits_for_the_device(keep):
 
     from troll.algorithms.lm_head import tiles
     from troll.algorithms.lm_head import triton as kernels
-    from troll.algorithms.lm_head.head import CHUNK_TOKENS, CHUNK_VOCAB
     from troll.algorithms.lm_head.passes import top
     from troll.algorithms.lm_head.plan import Plan
 
@@ -127,7 +109,6 @@ def test_top_k_of_a_large_vocabulary_never_waits_for_the_device(keep):
 
 def test_rows_at_once_take_no_more_memory_than_tiles():
     """Three in float32: two, and what the pass in torch gathers from them (417 MiB in all on an H100)."""
-    from troll.algorithms.lm_head.head import CHUNK_TOKENS, CHUNK_VOCAB
     from troll.algorithms.lm_head.triton_topk import _block_width, _rows_at_once
 
     tiles = 3 * CHUNK_TOKENS["cuda"] * CHUNK_VOCAB["cuda"]
@@ -148,17 +129,11 @@ def test_what_the_kernels_cannot_hold_is_left_to_torch():
     assert not fits(151_936, 1025) and not fits(2_000_000, 64) and not fits(1_000_000, 1024)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@on_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("backend", ["triton", "torch"])
 def test_on_cuda_it_is_no_worse_than_dense_logits(backend, dtype):
-    from head_oracle import OUTPUTS, assert_no_worse, gradients, make_case, outputs_of, run_dense
-
-    from troll.algorithms.lm_head.head import lm_head
-
     case = make_case(300, 64, 5003, 37, "all", dtype)
-
     leaves = [x.detach().cuda().requires_grad_() for x in case.leaves()]
     head = lm_head(
         **{**case.arguments(leaves), "labels": case.labels.cuda()},
@@ -177,16 +152,12 @@ def test_on_cuda_it_is_no_worse_than_dense_logits(backend, dtype):
         assert_no_worse(ours.cpu(), theirs, true, case, "gradient")
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@on_gpu
 @pytest.mark.parametrize("keep", [1, 64, 256, 1024])
 @pytest.mark.parametrize(
     ("dtype", "biased"), [(torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)], ids=str
 )
 def test_on_cuda_top_k_is_exact_and_never_waits(dtype, biased, keep):
-    from head_oracle import error, outputs_of
-
-    from troll.algorithms.lm_head.head import lm_head
     from troll.algorithms.lm_head.plan import matmul_
 
     torch.manual_seed(keep)
@@ -196,20 +167,11 @@ def test_on_cuda_top_k_is_exact_and_never_waits(dtype, biased, keep):
     bias[50_000:] = -torch.inf
     bias = bias if biased else None
     labels = torch.randint(50_000, (300,), device="cuda")
-    options = {
-        "bias": bias,
-        "support_size": keep,
-        "temperature": 0.8,
-        "chunk_tokens": 128,
-        "chunk_vocab": 50_003,
-    }
+    options = {"bias": bias, "support_size": keep, "temperature": 0.8}
+    options |= {"chunk_tokens": 128, "chunk_vocab": 50_003}
     lm_head(hidden, weight, labels, **options)  # compiles
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         ours = lm_head(hidden, weight, labels, **options, dropped_mass=1e-5)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     again = lm_head(hidden, weight, labels, **options, dropped_mass=1e-5)
     broken = hidden.clone()
     broken[7, 0] = torch.nan
@@ -228,9 +190,6 @@ def test_on_cuda_top_k_is_exact_and_never_waits(dtype, biased, keep):
     assert (scores.gather(1, ids.clamp(min=0)) >= best - 1e-4)[other].all()
 
 
-@pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="interpreted kernels cannot be compiled"
-)
 @pytest.mark.parametrize("flags", [False, True])
 @pytest.mark.parametrize(
     ("capability", "name"),
@@ -241,8 +200,7 @@ def test_on_cuda_top_k_is_exact_and_never_waits(dtype, biased, keep):
         for name in ("_merge_kernel", "_mark_kernel", "_gather_kernel", "_centred_kernel")
     ],
 )
-def test_kernels_of_16_bit_products_compile_without_spills(capability, name, flags, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_kernels_of_16_bit_products_compile_without_spills(capability, name, flags):
     from kernel_compiler import compiled
 
     from troll.algorithms.lm_head import triton as tile_kernels
@@ -274,13 +232,9 @@ def test_kernels_of_16_bit_products_compile_without_spills(capability, name, fla
         assert "wgmma.mma_async" in result.asm["ptx"] and "cp.async.bulk.tensor" in result.asm["ptx"]
 
 
-@pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="interpreted kernels cannot be compiled"
-)
 @pytest.mark.parametrize("keep", [64, 256])
 @pytest.mark.parametrize("capability", [80, 90])
-def test_kernels_of_rows_compile_without_spills(capability, keep, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_kernels_of_rows_compile_without_spills(capability, keep):
     from kernel_compiler import compiled
 
     from troll.algorithms.lm_head import triton_rows as kernels
@@ -297,9 +251,6 @@ def test_kernels_of_rows_compile_without_spills(capability, keep, tmp_path, monk
         assert spilled == 0, name
 
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
-
 def on_cuda(case, dtype):
     """Leaves of a case on the device, and the rest of it there."""
     leaves = [x.detach().to(dtype).cuda().requires_grad_() for x in case.leaves()]
@@ -308,10 +259,6 @@ def on_cuda(case, dtype):
 
 def run_on_cuda(case, dtype, **options):
     """The outputs, on the CPU in float64, of the head on the device, and its leaves."""
-    from head_oracle import outputs_of
-
-    from troll.algorithms.lm_head.head import lm_head
-
     leaves, arguments, support = on_cuda(case, dtype)
     head = lm_head(**arguments, support=support, chunk_tokens=256, chunk_vocab=1024, **options)
     return {name: x.cpu().double() for name, x in outputs_of(head).items()}, leaves
@@ -328,7 +275,6 @@ def way(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.gpu
 @on_gpu
 @pytest.mark.parametrize(
     ("dtype", "options", "keep"),
@@ -337,8 +283,6 @@ def way(request, monkeypatch):
     ids=str,
 )
 def test_on_cuda_16_bit_products_equal_full_logits_in_float64(way, dtype, options, keep):
-    from head_oracle import OUTPUTS, error, gradients, make_case, run_dense
-
     case = make_case(1100, 64, 5003, keep, options, dtype)
     for wanted in ("label", "entropy", "tail", "all"):
         truth, true_leaves = run_dense(case, torch.float64)
@@ -353,16 +297,10 @@ def test_on_cuda_16_bit_products_equal_full_logits_in_float64(way, dtype, option
             assert norms[0] <= 1.5 * norms[1], wanted
 
 
-@pytest.mark.gpu
 @on_gpu
 def test_on_cuda_16_bit_products_are_repeatable_never_wait_and_leave_idle_rows_at_zero(way):
-    from head_oracle import make_case, outputs_of
-
-    from troll.algorithms.lm_head.head import lm_head
-
-    leaves, arguments, support = on_cuda(
-        make_case(1100, 64, 5003, 37, "bias", torch.bfloat16), torch.bfloat16
-    )
+    case = make_case(1100, 64, 5003, 37, "bias", torch.bfloat16)
+    leaves, arguments, support = on_cuda(case, torch.bfloat16)
     above = torch.randn(1100, device="cuda")
     above[256:640] = 0  # blocks of rows that the product leaves out
     above[3] = 0
@@ -377,22 +315,15 @@ def test_on_cuda_16_bit_products_are_repeatable_never_wait_and_leave_idle_rows_a
         return [*outputs.values(), *found]
 
     first = step()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         again = step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     hidden = first[len(first) - len(leaves)]
     assert ((hidden == 0).all(1) == (above == 0)).all()
 
 
-@pytest.mark.gpu
 @on_gpu
 def test_on_cuda_float32_weights_under_autocast_are_multiplied_in_16_bits(way):
-    from head_oracle import OUTPUTS, error, gradients, make_case, run_dense
-
     case = make_case(700, 64, 5003, 37, "temperature", torch.bfloat16)
     truth, true_leaves = run_dense(case, torch.float64)
     with torch.autocast("cuda", torch.bfloat16):
@@ -405,11 +336,8 @@ def test_on_cuda_float32_weights_under_autocast_are_multiplied_in_16_bits(way):
         assert (ours.cpu().double() - true).norm() <= 5e-3 * true.norm()
 
 
-@pytest.mark.gpu
 @on_gpu
 def test_on_cuda_16_bit_products_take_no_more_memory_than_tiles(way):
-    from troll.algorithms.lm_head.head import lm_head
-
     hidden = torch.randn(8192, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(65_536, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     labels = torch.randint(65_536, (8192,), device="cuda")

@@ -1,17 +1,14 @@
 """The projection against independent references: 50-digit arithmetic and a general-purpose optimiser."""
 
-import importlib.util
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
+from contextlib import nullcontext
 
 import mpmath
 import numpy as np
 import pytest
 import scipy.optimize
 import torch
+from kernel_tests import needs_triton, no_waits, on_gpu, run_in_interpreter
 from policy_cases import log_probs_pair, make_case, reference_projection
 from refusals import refused
 
@@ -259,37 +256,28 @@ def test_nan_and_infinity_are_refused(place, value):
         project(new, old, 0.05)
 
 
-@pytest.mark.parametrize("bound", [-0.1, math.nan])
-def test_bounds_must_be_non_negative(bound):
-    new, old = log_probs_pair(3, 5)
-    with refused("project", "kl_bound", ">= 0", bound):
-        project(new, old, bound)
+def first_two(policy: torch.Tensor, other: int = 1) -> SparseLogProbs:
+    return on_support(policy, torch.tensor([[0, other]] * 3))
 
 
-@pytest.mark.parametrize("tolerance", [-1, 0.6, math.nan])
-def test_tolerances_out_of_range_are_refused(tolerance):
-    new, old = log_probs_pair(3, 5)
-    with refused("project", "tolerance", tolerance, "[0, 0.5]"):
-        project(new, old, 0.05, tolerance=tolerance)
-
-
-def test_shapes_and_supports_must_agree():
-    new, old = log_probs_pair(3, 5)
-    with refused("project", "(3, 5)", "(3, 4)"):
-        project(new, old[:, :4], 0.05)
-    with refused("project", "kl_bound", "(3,)", "(4,)"):
-        project(new, old, torch.ones(4))
-    with refused("project", "SparseLogProbs"):
-        project(sparsify(new), old, 0.05)
-    with refused("project", "tokens"):
-        project(
-            on_support(new, torch.tensor([[0, 1]] * 3)), on_support(old, torch.tensor([[0, 2]] * 3)), 0.05
-        )
-
-
-def test_a_row_without_any_probability_is_refused_as_old_policy():
-    with refused("project", "old_log_probs"):
-        project(logs(0.5, 0.5), logs(0.0, 0.0), 0.05)
+@pytest.mark.parametrize(
+    ("facts", "call"),
+    [
+        (("kl_bound", ">= 0", -0.1), lambda new, old: project(new, old, -0.1)),
+        (("kl_bound", ">= 0", "nan"), lambda new, old: project(new, old, math.nan)),
+        (("tolerance", -1, "[0, 0.5]"), lambda new, old: project(new, old, 0.05, tolerance=-1)),
+        (("tolerance", 0.6, "[0, 0.5]"), lambda new, old: project(new, old, 0.05, tolerance=0.6)),
+        (("tolerance", "nan", "[0, 0.5]"), lambda new, old: project(new, old, 0.05, tolerance=math.nan)),
+        (("(3, 5)", "(3, 4)"), lambda new, old: project(new, old[:, :4], 0.05)),
+        (("kl_bound", "(3,)", "(4,)"), lambda new, old: project(new, old, torch.ones(4))),
+        (("SparseLogProbs",), lambda new, old: project(sparsify(new), old, 0.05)),
+        (("tokens",), lambda new, old: project(first_two(new), first_two(old, 2), 0.05)),
+        (("old_log_probs",), lambda new, old: project(new, torch.full_like(old, -INF), 0.05)),
+    ],
+)
+def test_arguments_that_give_no_projection_are_refused(facts, call):
+    with refused("project", *facts):
+        call(*log_probs_pair(3, 5))
 
 
 def test_bounds_per_row_and_any_batch_shape():
@@ -386,22 +374,11 @@ def test_sparse_gradient_reaches_the_logits_through_the_tail():
     assert torch.autograd.gradcheck(through, (logits.requires_grad_(),), eps=1e-6, atol=1e-6)
 
 
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
-    reason="triton is not installed (pip install triton), or this runs in its interpreter",
-)
-
-
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_kernels_in_the_interpreter():
-    cases = Path(__file__).with_name("projection_triton_cases.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)]
-    done = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=580
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_in_interpreter("projection_triton_cases.py", timeout=580)
 
 
 @needs_triton
@@ -427,9 +404,8 @@ RULE_KERNELS = ("_rule_kernel", "_rule_backward_kernel")
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
-def test_kernels_compile_for_cuda_and_keep_rows_in_registers(capability, tmp_path, monkeypatch):
+def test_kernels_compile_for_cuda_and_keep_rows_in_registers(capability):
     """No GPU is needed to compile, nor to see whether registers are spilled to memory."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from kernel_compiler import compiled
 
     from troll.algorithms import triton_projection as kernels
@@ -446,30 +422,10 @@ def test_kernels_compile_for_cuda_and_keep_rows_in_registers(capability, tmp_pat
         assert spilled == 0, (name, width)
 
 
-@pytest.fixture
-def no_waits():
-    """Any wait of the host for the device is an error inside."""
-
-    class NoWaits:
-        def __enter__(self):
-            torch.cuda.set_sync_debug_mode("error")
-
-        def __exit__(self, *error):
-            torch.cuda.set_sync_debug_mode("default")
-
-    return NoWaits()
-
-
-on_cuda = pytest.mark.skipif(
-    not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1", reason="no CUDA device"
-)
-
-
-@pytest.mark.gpu
-@on_cuda
+@on_gpu
 @pytest.mark.parametrize("atoms", [2, 65, 257, 1025])
 @pytest.mark.parametrize("bound", [0.0, 1e-4, 0.05, INF])
-def test_on_cuda_it_equals_the_cpu_and_never_waits(atoms, bound, no_waits):
+def test_on_cuda_it_equals_the_cpu_and_never_waits(atoms, bound):
     new, old = (x.float() for x in log_probs_pair(400, atoms, 3.0, 0.5, seed=atoms))
     upstream = torch.randn(new.shape, generator=torch.Generator().manual_seed(1))
     leaf = new.clone().requires_grad_()
@@ -478,7 +434,7 @@ def test_on_cuda_it_equals_the_cpu_and_never_waits(atoms, bound, no_waits):
     ours, theirs, given = new.cuda().requires_grad_(), old.cuda(), upstream.cuda()
     project(ours, theirs, bound).log_probs.backward(given)  # compiles
     ours.grad = None
-    with no_waits:
+    with no_waits():
         result = project(ours, theirs, bound)
         result.log_probs.backward(given)
     result.check()
@@ -495,8 +451,7 @@ def test_on_cuda_it_equals_the_cpu_and_never_waits(atoms, bound, no_waits):
     assert torch.equal(again.log_probs, result.log_probs)
 
 
-@pytest.mark.gpu
-@on_cuda
+@on_gpu
 def test_on_cuda_bad_rows_are_nan_and_say_why():
     for value, policy, reason in (
         (math.nan, 0, "NaN"),
@@ -512,23 +467,15 @@ def test_on_cuda_bad_rows_are_nan_and_say_why():
         assert result.log_probs.isnan().any(-1).tolist() == [False] * 4 + [True, False]
 
 
-@pytest.mark.gpu
-@on_cuda
+@on_gpu
 @pytest.mark.parametrize("name", ["troll", "troll-seq", "dppo-topk-kl", "dppo-predictive", "dppo-binary-tv"])
-def test_on_cuda_rules_equal_the_cpu_and_never_wait(name, no_waits):
+def test_on_cuda_rules_equal_the_cpu_and_never_wait(name):
     case, rule = make_case(dtype=torch.float32, shift=0.5), make_trust_region(name)
 
-    def policies(
-        device: str,
-    ) -> tuple[list[torch.Tensor], TokenPolicy, TokenPolicy, torch.Tensor, torch.Tensor]:
-        leaves = [
-            x.detach().to(device).requires_grad_()
-            for x in (
-                case.new.log_probs,
-                case.new.distribution.log_probs,
-                case.new.distribution.tail_log_prob,
-            )
-        ]
+    def policies(device):
+        kept = case.new.distribution
+        given = (case.new.log_probs, kept.log_probs, kept.tail_log_prob)
+        leaves = [x.detach().to(device).requires_grad_() for x in given]
         ids, sampled = case.support.to(device), case.token_ids.to(device)
         new = TokenPolicy(leaves[0], SparseLogProbs(ids, *leaves[1:]), None, sampled)
         rows = (case.old.distribution.log_probs, case.old.distribution.tail_log_prob)
@@ -536,23 +483,17 @@ def test_on_cuda_rules_equal_the_cpu_and_never_wait(name, no_waits):
         old = TokenPolicy(case.old.log_probs.to(device), distribution, None, sampled)
         return leaves, new, old, case.advantages.to(device), case.mask.bool().to(device)
 
-    def outcome(device: str):
+    def outcome(device, around=nullcontext):
         leaves, *batch = policies(device)
-        losses = rule(*batch)
-        losses.per_token.sum().backward()
-        return by_name(losses, leaves)
-
-    def by_name(losses, leaves):
+        with around():
+            losses = rule(*batch)
+            losses.per_token.sum().backward()
         gradients = {f"gradient {n}": x.grad for n, x in enumerate(leaves) if x.grad is not None}
         return {"loss": losses.per_token, **losses.metrics, **gradients}
 
     wanted = outcome("cpu")
     outcome("cuda")  # compiles
-    leaves, *batch = policies("cuda")
-    with no_waits:
-        losses = rule(*batch)
-        losses.per_token.sum().backward()
-    got = by_name(losses, leaves)
+    got = outcome("cuda", around=no_waits)
     assert got.keys() == wanted.keys()
     for name, theirs in wanted.items():
         close = {"rtol": 1e-5, "atol": 2e-6}

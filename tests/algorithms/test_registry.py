@@ -28,7 +28,7 @@ MAKE = {"trust region": make_trust_region, "estimator": make_estimator}
 
 
 @pytest.mark.parametrize(
-    ("rule", "setting", "value", "facts"),
+    ("name", "setting", "value", "facts"),
     [
         ("troll", "kl_bound", -1, (">= 0",)),
         ("troll", "kl_bound", math.nan, (">= 0",)),
@@ -46,16 +46,6 @@ MAKE = {"trust region": make_trust_region, "estimator": make_estimator}
         ("kl-penalty", "target_kl", 0, ("> 0",)),
         ("troll-adaptive", "rate", 1.0, ("> 1",)),
         ("troll-adaptive", "schedule_steps", 2.5, ("> 0",)),
-    ],
-)
-def test_what_a_trust_region_refuses(rule, setting, value, facts):
-    with refused(f"trust region {rule!r}", setting, repr(value), *facts):
-        make_trust_region(rule, **{setting: value})
-
-
-@pytest.mark.parametrize(
-    ("rule", "setting", "value", "facts"),
-    [
         ("grpo", "epsilon", -1e-6, ("> 0",)),
         ("reinforce++", "gamma", 1.01, ("[0, 1]",)),
         ("ppo-max", "lam", -0.1, ("[0, 1]",)),
@@ -64,9 +54,10 @@ def test_what_a_trust_region_refuses(rule, setting, value, facts):
         ("gae", "whitened", 1, ()),
     ],
 )
-def test_what_an_estimator_refuses(rule, setting, value, facts):
-    with refused(f"estimator {rule!r}", setting, repr(value), *facts):
-        make_estimator(rule, **{setting: value})
+def test_what_trust_regions_and_estimators_refuse(name, setting, value, facts):
+    kind = "trust region" if name in TRUST_REGIONS else "estimator"
+    with refused(f"{kind} {name!r}", setting, repr(value), *facts):
+        MAKE[kind](name, **{setting: value})
 
 
 @pytest.mark.parametrize(

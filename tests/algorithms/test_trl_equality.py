@@ -23,7 +23,7 @@ LONGEST = 20
 
 def trl_loss(new: Tensor, batch: SimpleNamespace, **options: object) -> Tensor:
     """TRL's loss of one micro-batch of a one-process run without gradient accumulation."""
-    defaults = {
+    chosen = {
         "loss_type": "dapo",
         "importance_sampling_level": "token",
         "epsilon_low": 0.2,
@@ -36,26 +36,14 @@ def trl_loss(new: Tensor, batch: SimpleNamespace, **options: object) -> Tensor:
         "vespo_k_neg": 3.0,
         "vespo_lambda_neg": 2.0,
         "off_policy_mask_threshold": None,
+        **options,
     }
-    chosen = {**defaults, **options}
-    args = SimpleNamespace(
-        delta=chosen["delta"],
-        sapo_temperature_pos=chosen["sapo_temperature_pos"],
-        sapo_temperature_neg=chosen["sapo_temperature_neg"],
-        **{name: value for name, value in chosen.items() if name.startswith("vespo_")},
-        steps_per_generation=1,
-        use_bias_correction_kl=False,
-    )
     trainer = SimpleNamespace(
-        args=args,
-        loss_type=chosen["loss_type"],
-        importance_sampling_level=chosen["importance_sampling_level"],
-        epsilon_low=chosen["epsilon_low"],
-        epsilon_high=chosen["epsilon_high"],
+        **chosen,  # TRL reads some of them from the trainer, and others from its arguments
+        args=SimpleNamespace(**chosen, steps_per_generation=1, use_bias_correction_kl=False),
         beta=0.0,
         aux_loss_enabled=False,
         top_entropy_quantile=1.0,
-        off_policy_mask_threshold=chosen["off_policy_mask_threshold"],
         get_off_policy_mask=trl_grpo.GRPOTrainer.get_off_policy_mask,
         get_gamma_weights=trl_grpo.GRPOTrainer.get_gamma_weights,
         use_vllm=False,
@@ -94,6 +82,27 @@ def random_batch(seed: int, shift: float = 0.5) -> tuple[Tensor, SimpleNamespace
     )
 
 
+def ours(
+    name: str, new: Tensor, batch: SimpleNamespace, **settings: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Losses per token, and metrics, of a rule on such a batch."""
+    advantages = batch.advantages.unsqueeze(1).expand_as(new)
+    losses = make_trust_region(name, **settings)(
+        TokenPolicy(new), TokenPolicy(batch.old), advantages, batch.mask
+    )
+    return losses.per_token, losses.metrics
+
+
+def assert_same(
+    new: Tensor, batch: SimpleNamespace, ours: Tensor, aggregation: str, expected: Tensor
+) -> None:
+    """Our losses per token, aggregated, have the value and the gradient of a loss."""
+    found = aggregate(ours, batch.mask, aggregation, max_response_tokens=LONGEST)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    gradients = (torch.autograd.grad(loss, new)[0] for loss in (found, expected))
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-14)
+
+
 SEQUENCE = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
 # our rule, its settings, our aggregation, TRL's options
 PAIRS = {
@@ -125,15 +134,8 @@ def test_same_loss_and_gradient(pair, seed):
     name, settings, aggregation, options = PAIRS[pair]
     # Sequence ratios of the tight bounds stay near one, so that both sides of the clip occur.
     new, batch = random_batch(seed, 1e-3 if pair == "gspo-clip-tight" else 0.5)
-    expected = trl_loss(new, batch, **options)
-    (expected_gradient,) = torch.autograd.grad(expected, new)
-    rule = make_trust_region(name, **settings)
-    advantages = batch.advantages.unsqueeze(1).expand_as(new)
-    losses = rule(TokenPolicy(new), TokenPolicy(batch.old), advantages, batch.mask)
-    ours = aggregate(losses.per_token, batch.mask, aggregation, max_response_tokens=LONGEST)
-    (gradient,) = torch.autograd.grad(ours, new)
-    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-14)
+    per_token, _ = ours(name, new, batch, **settings)
+    assert_same(new, batch, per_token, aggregation, trl_loss(new, batch, **options))
 
 
 def test_the_cases_have_clipped_and_free_tokens():
@@ -141,26 +143,16 @@ def test_the_cases_have_clipped_and_free_tokens():
     for pair in ("clip", "gspo-clip-tight", "cispo"):
         name, settings, _, _ = PAIRS[pair]
         new, batch = random_batch(0, 1e-3 if pair == "gspo-clip-tight" else 0.5)
-        advantages = batch.advantages.unsqueeze(1).expand_as(new)
-        losses = make_trust_region(name, **settings)(
-            TokenPolicy(new), TokenPolicy(batch.old), advantages, batch.mask
-        )
-        outside = losses.metrics["clip_fraction"][batch.mask.bool()]
+        _, metrics = ours(name, new, batch, **settings)
+        outside = metrics["clip_fraction"][batch.mask.bool()]
         assert 0 < outside.mean() < 1, pair
 
 
 def test_two_sided_clipping_of_trl_is_our_dual_clip():
     """TRL's delta caps r before the minimum: a dual clip at delta > 1 + high does the same."""
     new, batch = random_batch(4, 1.0)
-    expected = trl_loss(new, batch, delta=2.0)
-    advantages = batch.advantages.unsqueeze(1).expand_as(new)
-    losses = make_trust_region("clip", dual_clip=2.0)(
-        TokenPolicy(new), TokenPolicy(batch.old), advantages, batch.mask
-    )
-    ours = aggregate(losses.per_token, batch.mask, "token-mean")
-    torch.testing.assert_close(ours, expected)
-    for one, other in zip(torch.autograd.grad(ours, new), torch.autograd.grad(expected, new), strict=True):
-        torch.testing.assert_close(one, other)
+    per_token, _ = ours("clip", new, batch, dual_clip=2.0)
+    assert_same(new, batch, per_token, "token-mean", trl_loss(new, batch, delta=2.0))
 
 
 def test_dr_grpo_advantages_are_trls_unscaled_group_advantages():
@@ -169,8 +161,8 @@ def test_dr_grpo_advantages_are_trls_unscaled_group_advantages():
     groups, mask = torch.arange(12) // 4, torch.ones(12, 1)
     by_group = rewards.view(-1, 4)
     centred = (by_group - by_group.mean(1, keepdim=True)).flatten()
-    ours = make_estimator("dr-grpo")(rewards, groups, mask).advantages[:, 0]
-    torch.testing.assert_close(ours, centred)
+    found = make_estimator("dr-grpo")(rewards, groups, mask).advantages[:, 0]
+    torch.testing.assert_close(found, centred)
     scaled = centred / (by_group.std(1).repeat_interleave(4) + 1e-4)
-    ours = make_estimator("grpo", epsilon=1e-4)(rewards, groups, mask).advantages[:, 0]
-    torch.testing.assert_close(ours, scaled)
+    found = make_estimator("grpo", epsilon=1e-4)(rewards, groups, mask).advantages[:, 0]
+    torch.testing.assert_close(found, scaled)

@@ -18,6 +18,7 @@ from troll.algorithms.distributions import SparseLogProbs
 from troll.algorithms.divergences import kl_divergence
 from troll.algorithms.trust_regions import (
     TRUST_REGIONS,
+    GroupRewards,
     TokenLosses,
     TokenPolicy,
     TrustRegion,
@@ -87,10 +88,20 @@ def without(name: str, settings: dict[str, float]) -> TrustRegion:
     return region(name, **{key: value for key, value in settings.items() if key in known})
 
 
-def call(rule: TrustRegion, case: Case, advantages: Tensor | None = None) -> TokenLosses:
-    advantages = case.advantages if advantages is None else advantages
+def call(
+    rule: TrustRegion,
+    case: Case,
+    advantages: Tensor | None = None,
+    new: TokenPolicy | None = None,
+    old: TokenPolicy | None = None,
+) -> TokenLosses:
+    """A rule on the case, or on other advantages or policies in its place."""
     return rule(
-        case.new, case.old, advantages, case.mask, case.group_rewards if rule.needs_group_rewards else None
+        case.new if new is None else new,
+        case.old if old is None else old,
+        case.advantages if advantages is None else advantages,
+        case.mask,
+        case.group_rewards if rule.info.needs_group_rewards else None,
     )
 
 
@@ -107,8 +118,8 @@ def gradient(rule: TrustRegion, case: Case, advantages: Tensor | None = None) ->
 def equal_rewards(case: Case) -> Case:
     """For rules that learn from rewards: no reward differs, so no response is better than another."""
     rewards = torch.ones_like(case.group_rewards.own)
-    group_rewards = type(case.group_rewards)(rewards, torch.ones_like(case.group_rewards.of_group))
-    return Case(**{**vars(case), "group_rewards": group_rewards})
+    group_rewards = GroupRewards(rewards, torch.ones_like(case.group_rewards.of_group))
+    return replace(case, group_rewards=group_rewards)
 
 
 @every_rule
@@ -123,7 +134,7 @@ def test_first_on_policy_step_is_the_policy_gradient(name):
     case = make_case(shift=0.0)
     rule = without(name, PICKS)
     advantages = case.advantages
-    if rule.needs_group_rewards:
+    if rule.info.needs_group_rewards:
         # The reconstruction learns from rewards with a soft baseline of its own.
         multiplier, log_z = solve_duals(case.group_rewards.of_group, 0.05)
         advantages = (case.group_rewards.own - multiplier * log_z).unsqueeze(-1).expand_as(advantages)
@@ -158,14 +169,7 @@ def test_masked_positions_are_never_read(name):
             policy.token_ids,
         )
 
-    group_rewards = case.group_rewards if rule.needs_group_rewards else None
-    spoilt = rule(
-        spoil(case.new),
-        spoil(case.old),
-        case.advantages.masked_fill(masked, math.nan),
-        case.mask,
-        group_rewards,
-    )
+    spoilt = call(rule, case, case.advantages.masked_fill(masked, math.nan), spoil(case.new), spoil(case.old))
     (found,) = torch.autograd.grad(spoilt.per_token.sum(), case.logits)
     assert torch.equal(spoilt.per_token, clean.per_token)
     assert (clean.per_token[masked] == 0).all()
@@ -181,7 +185,7 @@ def test_nan_at_masked_positions_reaches_no_gradient(name):
     """As a model gives it: NaN in the tensors that are differentiated."""
     case, rule = make_case(), region(name)
     masked = case.mask == 0
-    new, old = case.new, case.old
+    new = case.new
     spoilt = [
         values.detach().masked_fill(masked if values.dim() == 2 else masked.unsqueeze(-1), math.nan)
         for values in (new.log_probs, new.distribution.log_probs, new.distribution.tail_log_prob)
@@ -190,9 +194,7 @@ def test_nan_at_masked_positions_reaches_no_gradient(name):
     policy = TokenPolicy(
         leaves[0], SparseLogProbs(new.distribution.token_ids, *leaves[1:]), None, new.token_ids
     )
-    losses = rule(
-        policy, old, case.advantages, case.mask, case.group_rewards if rule.needs_group_rewards else None
-    )
+    losses = call(rule, case, new=policy)
     for found in torch.autograd.grad(losses.per_token.sum(), leaves, allow_unused=True):
         assert found is None or (found[masked] == 0).all()
 
@@ -239,8 +241,7 @@ def test_inputs_in_bfloat16_are_accepted(name):
             policy.token_ids,
         )
 
-    group_rewards = case.group_rewards if rule.needs_group_rewards else None
-    losses = rule(low(case.new), low(case.old), case.advantages.bfloat16(), case.mask, group_rewards)
+    losses = call(rule, case, case.advantages.bfloat16(), low(case.new), low(case.old))
     (found,) = torch.autograd.grad(losses.per_token.sum(), case.logits)
     assert found.isfinite().all() and losses.per_token.isfinite().all()
 
@@ -272,9 +273,8 @@ def test_a_tail_that_one_policy_rounded_to_nothing_stays_finite(name):
         tail = torch.full_like(dist.tail_log_prob, -math.inf)
         return replace(policy, distribution=replace(dist, tail_log_prob=tail))
 
-    group_rewards = case.group_rewards if rule.needs_group_rewards else None
     for new, old in ((cut(case.new), case.old), (case.new, cut(case.old)), (cut(case.new), cut(case.old))):
-        losses = rule(new, old, case.advantages, case.mask, group_rewards)
+        losses = call(rule, case, new=new, old=old)
         (found,) = torch.autograd.grad(losses.per_token.sum(), case.logits)
         assert found.isfinite().all() and losses.per_token.isfinite().all()
         assert all(value.isfinite().all() for value in losses.metrics.values())
@@ -285,25 +285,16 @@ def test_nothing_flows_to_the_old_policy_or_the_advantages(name):
     case, rule = make_case(), region(name)
     case.old_logits.requires_grad_()
     advantages = case.advantages.clone().requires_grad_()
-    old = case.policy(case.old_logits)
-    losses = rule(
-        case.new, old, advantages, case.mask, case.group_rewards if rule.needs_group_rewards else None
-    )
+    losses = call(rule, case, advantages, old=case.policy(case.old_logits))
     leaks = torch.autograd.grad(losses.per_token.sum(), (case.old_logits, advantages), allow_unused=True)
     assert leaks == (None, None)
 
 
 @pytest.mark.parametrize("name", [n for n in RULES if not TRUST_REGIONS[n].needs_distribution], ids=shown)
 def test_rules_that_need_no_distribution_run_without(name):
-    case, rule = make_case(), region(name)
-    bare_new, bare_old = TokenPolicy(case.new.log_probs), TokenPolicy(case.old.log_probs)
-    losses = rule(
-        bare_new,
-        bare_old,
-        case.advantages,
-        case.mask,
-        case.group_rewards if rule.needs_group_rewards else None,
-    )
+    case = make_case()
+    bare = {"new": TokenPolicy(case.new.log_probs), "old": TokenPolicy(case.old.log_probs)}
+    losses = call(region(name), case, **bare)
     assert losses.per_token.isfinite().all() and "kl_to_old" not in losses.metrics
 
 
@@ -311,7 +302,7 @@ def test_rules_that_need_no_distribution_run_without(name):
 def test_rules_that_need_distributions_say_so(name):
     case = make_case()
     with refused(name, "distributions"):
-        region(name)(TokenPolicy(case.new.log_probs), case.old, case.advantages, case.mask)
+        call(region(name), case, new=TokenPolicy(case.new.log_probs))
 
 
 @pytest.mark.parametrize("name", [n for n in RULES if n.startswith("troll")], ids=shown)
@@ -320,9 +311,9 @@ def test_a_sampled_token_that_was_not_kept_is_reported(name):
     case.token_ids = (case.token_ids + 1) % 12
     with refused("always_keep"):
         call(region(name), case)
+    new, old = (TokenPolicy(p.log_probs, p.distribution) for p in (case.new, case.old))
     with refused("token_ids"):
-        new, old = (TokenPolicy(p.log_probs, p.distribution) for p in (case.new, case.old))
-        region(name)(new, old, case.advantages, case.mask)
+        call(region(name), case, new=new, old=old)
 
 
 @every_rule

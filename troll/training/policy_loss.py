@@ -123,7 +123,7 @@ class PolicyLoss:
     def _token_losses(self, model: Any, batch: _MicroBatch) -> TokenLosses:
         """Token losses of the trust region."""
         inputs, group_rewards = batch.inputs, None
-        if self.trust_region.needs_group_rewards:
+        if self.trust_region.info.needs_group_rewards:
             group_rewards = GroupRewards(inputs["rewards"], inputs["group_rewards"])
         compared = self.new_policy.compared(model, batch.new, batch.old)
         step_tokens, seed = inputs.get(STEP_TOKENS), inputs.get(STEP_SEED, 0)

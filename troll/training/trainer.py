@@ -179,7 +179,7 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
             reference_kl=self.reference_kl,
             overlong=self.method.overlong,
             limit=lambda: self.max_completion_length,
-            needs_group_rewards=self.trust_region.needs_group_rewards,
+            needs_group_rewards=self.trust_region.info.needs_group_rewards,
             accelerator=self.accelerator,
             report=self._report,
         )
@@ -290,7 +290,7 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
     def _parts(self, model: Any, inputs: dict[str, Any]) -> list[dict[str, Any]]:
         """The parts of a micro-batch, with what the rule or an option needs of their whole step."""
         parts, quantile = self._within_budget(inputs), self.top_entropy_quantile
-        if not ((self.trust_region.needs_step_tokens or quantile < 1.0) and self.model.training):
+        if not ((self.trust_region.info.needs_step_tokens or quantile < 1.0) and self.model.training):
             return parts
         seed = derive_seed(stream="trust-region", seed=self.args.seed, step=self.state.global_step) % 2**63
         return self.whole_step.add(model, parts, self.step_inputs, self.place_in_step, seed, quantile)

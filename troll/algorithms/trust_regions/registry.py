@@ -89,7 +89,7 @@ class RuleInfo(Entry):
         needs_step_tokens: whether the rule needs the `StepTokens` of the whole optimiser step.
         reconstruction: True if the published formulas were not available and the rule is our interpretation.
         controller: builds the controller from its settings; None for rules with fixed settings.
-        whole: computes all that `TrustRegion` returns, masking and common metrics included, in fewer GPU
+        fused: computes all that `TrustRegion` returns, masking and common metrics included, in fewer GPU
             kernel launches; returns None if it cannot.
     """
 
@@ -98,7 +98,7 @@ class RuleInfo(Entry):
     needs_step_tokens: bool = False
     reconstruction: bool = False
     controller: Callable[..., Controller] | None = field(repr=False, default=None)
-    whole: Callable[..., TokenLosses | None] | None = field(repr=False, default=None)
+    fused: Callable[..., TokenLosses | None] | None = field(repr=False, default=None)
 
 
 class _TrustRegions(Registry[RuleInfo]):
@@ -147,7 +147,7 @@ def register(
     aggregation: str | None = None,
     reconstruction: bool = False,
     controller: Callable[..., Controller] | None = None,
-    whole: Callable[..., TokenLosses | None] | None = None,
+    fused: Callable[..., TokenLosses | None] | None = None,
     **defaults: Any,
 ) -> None:
     """Register a rule under a name.
@@ -159,7 +159,7 @@ def register(
         aggregation: the aggregation that the rule requires, one of `AGGREGATIONS`; None if it allows any.
         reconstruction: see `RuleInfo`.
         controller: a class with keyword-only settings; its `values` override those that the user has set.
-        whole: see `RuleInfo`.
+        fused: see `RuleInfo`.
         **defaults: defaults that override the function's.
     """
     TRUST_REGIONS.add(
@@ -173,7 +173,7 @@ def register(
         needs_group_rewards="group_rewards" in inspect.signature(rule).parameters,
         needs_step_tokens="step_tokens" in inspect.signature(rule).parameters,
         reconstruction=reconstruction,
-        whole=whole,
+        fused=fused,
     )
 
 
@@ -190,21 +190,6 @@ class TrustRegion:
         self.info, self.name, self.settings = info, info.name, settings
         self._initial = {key: settings[key] for key in keyword_settings(info.function)}
         self._controller = _controller(info, settings)
-
-    @property
-    def needs_distribution(self) -> bool:
-        """Whether the rule needs the distributions of the new and the old policy."""
-        return self.info.needs_distribution
-
-    @property
-    def needs_group_rewards(self) -> bool:
-        """Whether the rule needs `GroupRewards`."""
-        return self.info.needs_group_rewards
-
-    @property
-    def needs_step_tokens(self) -> bool:
-        """Whether the rule needs all tokens of an optimiser step."""
-        return self.info.needs_step_tokens
 
     def change(self, **settings: Any) -> None:
         """Changes settings of the rule, from the next call on.
@@ -259,26 +244,26 @@ class TrustRegion:
             UserError: the rule needs distributions or rewards that are not given, does not return
                 `TokenLosses` of the shape of the mask, or returns a metric with a reserved name.
         """
-        if self.needs_distribution and (new.distribution is None or old.distribution is None):
+        if self.info.needs_distribution and (new.distribution is None or old.distribution is None):
             raise UserError(
                 f"trust region {self.name!r} needs the distributions of the new and the old policy"
             )
         settings = self.current_settings()
-        if self.info.whole is not None:
-            whole = self.info.whole(new, old, advantages, mask, **settings)
-            if whole is not None:
-                return whole
+        if self.info.fused is not None:
+            fused = self.info.fused(new, old, advantages, mask, **settings)
+            if fused is not None:
+                return fused
         mask = mask.bool()
         new, old = new.where(mask), old.detach().where(mask)
         advantages = advantages.detach().masked_fill(~mask, 0.0)
         inputs: dict[str, Any] = {}
-        if self.needs_group_rewards:
+        if self.info.needs_group_rewards:
             if group_rewards is None:
                 raise UserError(
                     f"trust region {self.name!r} needs the rewards of each prompt's group (group_rewards)"
                 )
             inputs["group_rewards"] = group_rewards
-        if self.needs_step_tokens:
+        if self.info.needs_step_tokens:
             if step_tokens is None:
                 step_tokens = StepTokens.of(new, old, advantages, mask, seed)
             inputs["step_tokens"] = step_tokens
@@ -291,15 +276,11 @@ class TrustRegion:
         with torch.no_grad():
             losses = losses.with_metrics(**self._common_metrics(new, old, mask, losses.metrics))
         for name, value in {"losses": losses.per_token, **losses.metrics}.items():
-            if not isinstance(value, Tensor):
+            found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            if found != tuple(mask.shape):
                 raise UserError(
                     f"trust region {self.name!r}: {name} must be a tensor of the shape of the mask "
-                    f"{tuple(mask.shape)}, not {type(value).__name__}"
-                )
-            if value.shape != mask.shape:
-                raise UserError(
-                    f"trust region {self.name!r}: {name} must be of the shape of the mask "
-                    f"{tuple(mask.shape)}, not {tuple(value.shape)}"
+                    f"{tuple(mask.shape)}, not {found}"
                 )
         off = ~mask
         metrics = {name: value.detach() for name, value in losses.metrics.items()}
@@ -315,7 +296,7 @@ class TrustRegion:
     def _common_metrics(
         new: TokenPolicy, old: TokenPolicy, mask: Tensor, reported: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        # TROLL's GPU kernel (`whole` in `register`) computes these itself and never gets here.
+        # TROLL's GPU kernel (`fused` in `register`) computes these itself and never gets here.
         difference = log_ratio(new, old)
         ratio = difference.exp()
         metrics = {

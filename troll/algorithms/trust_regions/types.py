@@ -124,7 +124,7 @@ class StepTokens:
         log_probs = new.log_probs.detach()[mask].to(difference.dtype)
         return cls(log_probs, difference, advantages.detach()[mask].to(difference.dtype), seed=seed)
 
-    def own(self, values: Tensor, mask: Tensor) -> Tensor:
+    def of_micro_batch(self, values: Tensor, mask: Tensor) -> Tensor:
         """Values [N] of the step's tokens, placed at the current part's mask [B, T] (bool); 0 elsewhere."""
         return scatter_rows(values[self.start : self.start + int(mask.sum())], mask)
 

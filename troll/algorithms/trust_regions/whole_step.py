@@ -52,7 +52,7 @@ def m2po(
         means = values.cumsum(0) / torch.arange(1, len(values) + 1, device=values.device)
         dropped = torch.zeros_like(step_tokens.log_ratio, dtype=torch.bool)
         dropped[moving[order[int((means <= threshold).sum()) :]]] = True
-        outside = step_tokens.own(dropped, mask)
+        outside = step_tokens.of_micro_batch(dropped, mask)
     per_token = (-advantages * log_ratio(new, old).exp()).masked_fill(outside, 0.0)
     return TokenLosses(per_token, {"clip_fraction": outside.float()})
 
@@ -196,7 +196,7 @@ def clip_cov(
         chosen = torch.randperm(len(candidates), generator=generator)[: _count(share, len(covariance))]
         dropped = torch.zeros_like(covariance, dtype=torch.bool)
         dropped[candidates[chosen.to(candidates.device)]] = True
-        outside = step_tokens.own(dropped, mask)
+        outside = step_tokens.of_micro_batch(dropped, mask)
     per_token, up, down = clipped_surrogate(log_ratio(new, old).exp(), advantages, epsilon_low, epsilon_high)
     metrics = clip_metrics(up, down)
     metrics |= {"clip_fraction": (up | down | outside).float(), "masked_fraction": outside.float()}
@@ -232,7 +232,7 @@ def kl_cov(
         largest = covariance.topk(_count(share, len(covariance))).indices
         penalised = torch.zeros_like(covariance, dtype=torch.bool)
         penalised[largest] = True
-        selected = step_tokens.own(penalised, mask)
+        selected = step_tokens.of_micro_batch(penalised, mask)
     difference = log_ratio(new, old)
     per_token = -advantages * difference.exp() + coefficient * difference.abs() * selected
     return TokenLosses(per_token, {"penalised_fraction": selected.float()})
