@@ -129,15 +129,8 @@ def test_rewards_judge_the_pairs_by_hand_right_and_evaluation_is_math_verify():
 
 def test_a_misjudged_notation_fails_the_audit():
     pair = {"notation": "percent", "reference": "10", "answer": "10%", "right": False, "reward": True}
-    result = {
-        "ok": False,
-        "cases": [],
-        "exceptions": [],
-        "misjudged": [pair],
-        "hostile": {"ok": True},
-        "fractions": {"ok": True},
-        "code_judges": [],
-    }
+    result = {"ok": False, "cases": [], "exceptions": [], "misjudged": [pair], "code_judges": []}
+    result |= {"hostile": {"ok": True}, "fractions": {"ok": True}}
     with refused("audit", "notations", "10% for 10"):
         require_passed(result)
 
@@ -152,14 +145,9 @@ def test_a_chat_answer_holds_the_whole_program():
 def test_the_audit_lists_what_there_is_and_what_is_not(small):
     result = audit()
     assert result["ok"] and result["exceptions"] == []
-    assert {row["case"]: row["rate"] for row in result["cases"]} == {
-        "reference": 1.0,
-        "answer": 1.0,
-        "paraphrase": 1.0,
-        "wrong": 0.0,
-        "tiny": 0.0,
-        "unboxed": 0.0,
-    }
+    rates = dict.fromkeys(("reference", "answer", "paraphrase"), 1.0)
+    rates |= dict.fromkeys(("wrong", "tiny", "unboxed"), 0.0)
+    assert {row["case"]: row["rate"] for row in result["cases"]} == rates
     same = [row for row in result["cases"] if row["case"] in ("answer", "unboxed")]
     assert all(row["evaluation"] == row["rate"] for row in same)
     assert result["absent"]["math"] == "math: not here"

@@ -55,15 +55,21 @@ def doubling(number, factor=2):
     }
 
 
+def under_evalplus(*programs, **settings):
+    """evalplus's verdicts on programs that are to double a number."""
+    record = doubling(0)
+    samples = [(record["task_id"], program) for program in programs]
+    return evalplus_verdicts("humaneval", {record["task_id"]: record}, samples, **settings)
+
+
 def write(tmp_path, problems, completions):
     """Problems, and samples given as (number of the problem, completion)."""
     write_jsonl(tmp_path / "problems.jsonl", problems)
     counts = Counter()
     rows = []
     for number, completion in completions:
-        rows.append(
-            {"task_id": problems[number]["task_id"], "sample": counts[number], "completion": completion}
-        )
+        task_id = problems[number]["task_id"]
+        rows.append({"task_id": task_id, "sample": counts[number], "completion": completion})
         counts[number] += 1
     write_jsonl(tmp_path / "samples.jsonl", rows)
 
@@ -278,10 +284,8 @@ def f(x): return 2 * x
     stay = f"{forge.replace('return 2 * x', 'return g(x)')}def g(x):\n    while True:\n        try: g(x)\n"
     stay += "        except BaseException: pass\n"
     right = "def f(x):\n    return 2 * x\n"
-    record = doubling(0)
-    samples = [(record["task_id"], text) for text in (right, forge, right, stay, right)]
     start = time.monotonic()
-    verdicts = evalplus_verdicts("humaneval", {record["task_id"]: record}, samples, workers=1)
+    verdicts = under_evalplus(right, forge, right, stay, right, workers=1)
     passed, failed = EvalplusVerdict(True, True), EvalplusVerdict(False, False)
     assert verdicts == [passed, passed, passed, failed, passed]
     assert time.monotonic() - start < evalplus_check._SAMPLE_S / 2
@@ -305,10 +309,7 @@ try:
 except RuntimeError: pass
 def f(x): return 2 * x if 10 < len(alive) < 100 else None
 """
-    record = doubling(0)
-    samples = [(record["task_id"], text) for text in (attack, threads)]
-    verdicts = evalplus_verdicts("humaneval", {record["task_id"]: record}, samples)
-    assert verdicts == [EvalplusVerdict(True, True)] * 2
+    assert under_evalplus(attack, threads) == [EvalplusVerdict(True, True)] * 2
 
 
 @needs_sandbox
@@ -338,18 +339,15 @@ found = []
 for path, _, files in os.walk("/proc"): found += [os.path.join(path, name) for name in files]
 def f(x): return 2 * x if found == ["/proc/meminfo"] else None
 """
-    record = doubling(0)
-    verdicts = evalplus_verdicts("humaneval", {record["task_id"]: record}, [(record["task_id"], source)])
-    assert verdicts == [EvalplusVerdict(True, True)]
+    assert under_evalplus(source) == [EvalplusVerdict(True, True)]
 
 
 @needs_sandbox
 def test_evalplus_that_cannot_start_is_an_error(monkeypatch):
     command = evalplus_check._command
     monkeypatch.setattr(evalplus_check, "_command", lambda job: [*command(job)[:-1], "/troll/nothing.json"])
-    record = doubling(0)
     with refused("evalplus", "nothing.json"):
-        evalplus_verdicts("humaneval", {record["task_id"]: record}, [(record["task_id"], "x")])
+        under_evalplus("x")
 
 
 def test_without_the_sandbox_code_is_not_graded_at_all(tmp_path, monkeypatch):
@@ -552,17 +550,8 @@ def test_partial_credit_is_reported_beside_success(tmp_path):
 
 
 def test_gsm8k_with_hashes_is_graded_by_the_strict_filters(tmp_path):
-    rows = [
-        {
-            "task_id": str(n),
-            "prompt": "?",
-            "problem": "?",
-            "solution": "so",
-            "answer": str(n),
-            "answers": "####",
-        }
-        for n in (7, 1000)
-    ]
+    fields = {"prompt": "?", "problem": "?", "solution": "so", "answers": "####"}
+    rows = [{**fields, "task_id": str(n), "answer": str(n)} for n in (7, 1000)]
     write_jsonl(tmp_path / "problems.jsonl", rows)
     samples = [("7", "so\n#### 7"), ("7", "\\boxed{7}"), ("1000", "#### 1,000"), ("1000", "so 1000")]
     lines = [{"task_id": name, "completion": text} for name, text in samples]

@@ -24,6 +24,10 @@ from troll.tasks.datasets.task import worked_solution
 from troll.tasks.sandbox.pool import sandbox_available
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'troll[evaluate]'")
+needs_programs = pytest.mark.skipif(
+    not sandbox_available()[0] or importlib.util.find_spec("evalplus") is None,
+    reason=f"no evalplus, or no sandbox: {sandbox_available()[1]}",
+)
 FLEXIBLE, STRICT = "exact_match,flexible-extract", "exact_match,strict-match"
 
 
@@ -309,9 +313,8 @@ def test_many_answers_are_scored_side_by_side_in_their_order():
     assert found == [Score({"exact_match": float(number % 5 == 3)}) for number in range(200)]
 
 
-@pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}")
+@needs_programs
 def test_programs_have_evalplus_verdict_on_few_and_on_all_tests(real_data, tmp_path):
-    pytest.importorskip("evalplus", reason="evalplus is not installed")
     first = load("humaneval+").problems[0]
     few = "".join(
         f"    if args == {tuple(args)!r}:\n        return {_reference(first, args)!r}\n"
@@ -332,10 +335,9 @@ def test_programs_have_evalplus_verdict_on_few_and_on_all_tests(real_data, tmp_p
     assert (result["official"]["scorer"], result["official"]["metric"]) == ("evalplus", "plus")
 
 
-@pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}")
+@needs_programs
 def test_the_official_verdict_is_on_the_program_that_evalplus_takes(real_data, tmp_path):
     """A chat answer stands alone; a continuation follows the prompt, up to evalplus' stop strings."""
-    pytest.importorskip("evalplus", reason="evalplus is not installed")
     problem = next(one for one in load("humaneval+").problems if one.task_id == "HumanEval/28")
     function = "def concatenate(strings: List[str]) -> str:\n    return ''.join(strings)\n"
     fenced = f"Here it is:\n```python\n{function}```\nIt joins them."
@@ -357,10 +359,9 @@ def test_the_official_verdict_is_on_the_program_that_evalplus_takes(real_data, t
         assert one["evalplus_on_our_program"] == {"base": True, "passed": True}
 
 
-@pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}")
+@needs_programs
 def test_a_reference_solution_that_evalplus_sanitizer_breaks_is_listed(real_data, tmp_path):
     """It drops functions without `return`, here a generator, as docs/results.md says."""
-    pytest.importorskip("evalplus", reason="evalplus is not installed")
     problem = next(one for one in load("mbpp+").problems if one.task_id == "Mbpp/630")
     write_jsonl(tmp_path / "s.jsonl", [{"task_id": problem.task_id, "completion": problem.answer}])
     grade("mbpp+", tmp_path / "s.jsonl", None, tmp_path / "grades.json", only_present=True)

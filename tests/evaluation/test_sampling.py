@@ -203,27 +203,13 @@ def test_impossible_tokens_are_never_drawn():
 
 def test_an_interrupted_call_goes_on_and_ends_the_same(checkpoint, tmp_path, monkeypatch):
     expected = draw(checkpoint, tmp_path / "a.jsonl", batch_size=3)
-    decoded = []
-
-    def failing(model, prompts, owners, *arguments, **settings):
-        if len(decoded) == 2:
-            raise KeyboardInterrupt
-        decoded.append(len(owners))
-        return decode_batch(model, prompts, owners, *arguments, **settings)
-
+    decoded, resumed = [], []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoding, "decode_batch", failing)
+        patch.setattr(decoding, "decode_batch", _counted(decoded, stop_after=2))
         with pytest.raises(KeyboardInterrupt):
             draw(checkpoint, tmp_path / "b.jsonl", batch_size=3)
     assert not (tmp_path / "b.jsonl").exists()
-    resumed = []
-    monkeypatch.setattr(
-        decoding,
-        "decode_batch",
-        lambda model, prompts, owners, *a, **k: (
-            resumed.append(len(owners)) or decode_batch(model, prompts, owners, *a, **k)
-        ),
-    )
+    monkeypatch.setattr(decoding, "decode_batch", _counted(resumed))
     assert draw(checkpoint, tmp_path / "b.jsonl", batch_size=5) == expected
     assert sum(resumed) == len(expected) - sum(decoded)
 
@@ -248,7 +234,7 @@ def test_samples_of_prompts_that_were_read_otherwise_are_not_continued(
     encode = sampling.encode
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "encode", lambda *a, **k: [[*ids, 3] for ids in encode(*a, **k)])
-        patch.setattr(decoding, "decode_batch", _stopped_after(2))
+        patch.setattr(decoding, "decode_batch", _counted([], stop_after=2))
         with pytest.raises(KeyboardInterrupt):
             draw(checkpoint, path, batch_size=3)
     assert len(list((tmp_path / "s.jsonl.parts").glob("*.jsonl"))) == 2
@@ -256,14 +242,14 @@ def test_samples_of_prompts_that_were_read_otherwise_are_not_continued(
     assert "other token ids" in capsys.readouterr().err
 
 
-def _stopped_after(batches):
-    done = []
+def _counted(rows, stop_after=None):
+    """Decodes batches, whose sizes it appends to ``rows``, until it is interrupted."""
 
-    def decode(*arguments, **settings):
-        if len(done) == batches:
+    def decode(model, prompts, owners, *arguments, **settings):
+        if len(rows) == stop_after:
             raise KeyboardInterrupt
-        done.append(1)
-        return decode_batch(*arguments, **settings)
+        rows.append(len(owners))
+        return decode_batch(model, prompts, owners, *arguments, **settings)
 
     return decode
 

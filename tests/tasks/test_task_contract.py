@@ -40,7 +40,8 @@ def test_problems_survive_being_written_and_only_the_right_answer_is_worth_one(n
     write_problems(config, tmp_path)
     items = task.load(tmp_path / "test.jsonl")
     for read, made in zip(items, problems(name, "test"), strict=True):
-        assert (read.task_id, read.prompt, read.answer) == (made.task_id, made.prompt, made.answer)
+        assert (read.task_id, read.prompt) == (made.task_id, made.prompt)
+        assert (read.answer, read.level) == (made.answer, made.level)
     assert task.reward(items, [right_answer(task, item) for item in items]) == [1.0] * COUNT
     for wrong in ("", "no idea"):
         assert task.reward(items, [wrong] * COUNT) == [0.0] * COUNT

@@ -529,46 +529,33 @@ def test_references_in_scientific_notation_are_numbers(standard):
 
 
 # A parser may pass over each of them; a reader would not take it with 5 for 5.
-JUNK = [
-    "²",
-    "½",
-    "@",
-    "#",
-    "%",
-    "&",
-    "?",
-    "_",
-    "_2",
-    "^",
-    "^2",
-    "/",
-    "<",
-    ">",
-    "!",
-    "!=",
-    "'",
-    '"',
-    "|",
-    "*",
-    "囧",
-]
-JUNK += [
-    "\\\\6",
-    "~6",
-    ";6",
-    ":6",
-    " 6",
-    ",6",
-    "e1",
-    "\\foo",
-    "\\neq",
-    "\\to",
-    "\\not",
-    "\\times",
-    "\\pm",
-    "x",
-    "\\%",
-]
+JUNK = (
+    *(
+        "²",
+        "½",
+        "@",
+        "#",
+        "%",
+        "&",
+        "?",
+        "_",
+        "_2",
+        "^",
+        "^2",
+        "/",
+        "<",
+        ">",
+        "!",
+        "!=",
+        "'",
+        '"',
+        "|",
+        "*",
+        "囧",
+    ),
+    *("\\\\6", "~6", ";6", ":6", " 6", ",6", "e1", "x", "\\%"),
+    *("\\foo", "\\neq", "\\to", "\\not", "\\times", "\\pm"),
+)
 
 
 def test_junk_beside_a_number_is_not_passed_over():
@@ -618,9 +605,16 @@ def test_it_works_outside_the_main_thread():
     assert found == ["passed"]
 
 
-def test_a_comparison_that_hangs_is_cut_off_and_the_others_are_judged(monkeypatch):
+@pytest.fixture
+def pool(monkeypatch):
+    """A pool of one process of its own."""
     pool = verifier._Pool(1)
     monkeypatch.setattr(verifier, "_pool", lambda: pool)
+    yield pool
+    pool.close()
+
+
+def test_a_comparison_that_hangs_is_cut_off_and_the_others_are_judged(pool, monkeypatch):
     assert judge_math(["1"], [r"\boxed{\frac{2}{2}}"]) == ["passed"]
     (worker,) = pool._workers
     os.kill(worker._process.pid, signal.SIGSTOP)  # stands for a process that waits for something, for ever
@@ -635,31 +629,22 @@ def test_a_comparison_that_hangs_is_cut_off_and_the_others_are_judged(monkeypatc
     boxes = [r"\boxed{\frac{4}{2}}", r"\boxed{\frac{6}{3}}", r"\boxed{\frac{6}{4}}"]
     statuses = judge_math(["2", "2", "2"], boxes)
     assert sorted(statuses) in (["passed", "timeout", "wrong"], ["passed", "passed", "timeout"])
-    pool.close()
 
 
-def test_a_busy_machine_turns_no_right_answer_into_a_timeout(monkeypatch):
-    pool = verifier._Pool(1)
-    monkeypatch.setattr(verifier, "_pool", lambda: pool)
+def test_a_busy_machine_turns_no_right_answer_into_a_timeout(pool):
     judge_math(["1"], [r"\boxed{\frac{2}{2}}"])
     pid = pool._workers[0]._process.pid
     os.kill(pid, signal.SIGSTOP)  # it gets no core for longer than the time that it has
     threading.Timer(1.0, os.kill, (pid, signal.SIGCONT)).start()
     assert judge_math(["2"], [r"\boxed{\frac{4}{2}}"], timeout_s=0.5) == ["passed"]
-    pool.close()
 
 
-def test_a_computation_without_end_is_cut_off_by_its_cpu_time(monkeypatch):
-    pool = verifier._Pool(1)
-    monkeypatch.setattr(verifier, "_pool", lambda: pool)
+def test_a_computation_without_end_is_cut_off_by_its_cpu_time(pool):
     boxes = [r"\boxed{(10^{9})!}", r"\boxed{\frac{4}{2}}"]
     assert judge_math(["1", "2"], boxes, timeout_s=1.0) == ["timeout", "passed"]
-    pool.close()
 
 
-def test_a_worker_that_dies_is_replaced_and_only_its_item_is_lost(monkeypatch):
-    pool = verifier._Pool(1)
-    monkeypatch.setattr(verifier, "_pool", lambda: pool)
+def test_a_worker_that_dies_is_replaced_and_only_its_item_is_lost(pool, monkeypatch):
     judge_math(["1"], [r"\boxed{\frac{2}{2}}"])
     os.kill(pool._workers[0]._process.pid, signal.SIGSTOP)
     original = verifier.Worker.send
@@ -674,38 +659,28 @@ def test_a_worker_that_dies_is_replaced_and_only_its_item_is_lost(monkeypatch):
     monkeypatch.setattr(verifier.Worker, "send", send)
     statuses = judge_math(["3", "3"], [r"\boxed{\frac{6}{2}}", r"\boxed{\frac{9}{3}}"])
     assert sorted(statuses) == ["crash", "passed"]
-    pool.close()
 
 
-def test_each_pair_is_judged_once(monkeypatch):
-    pool = verifier._Pool(1)
-    monkeypatch.setattr(verifier, "_pool", lambda: pool)
+def test_each_pair_is_judged_once(pool, monkeypatch):
     asked = []
     original = verifier.Worker.send
     monkeypatch.setattr(verifier.Worker, "send", lambda self, *a: (asked.append(a[0]), original(self, *a)))
     for _ in range(2):
         assert judge_math(["5"] * 3, [r"\boxed{\frac{10}{2}}"] * 3) == ["passed"] * 3
     assert asked == [[verifier.TIMEOUT_S, "evaluation", "5", r"\frac{10}{2}"]]
-    pool.close()
 
 
-def test_a_missing_math_verify_names_what_to_install(monkeypatch, tmp_path):
+def test_a_missing_math_verify_names_what_to_install(pool, monkeypatch, tmp_path):
     (tmp_path / "math_verify.py").write_text("raise ImportError('no math_verify')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    pool = verifier._Pool(1)
-    monkeypatch.setattr(verifier, "_pool", lambda: pool)
     with refused("math-verify", "pip install"):
         judge_math(["5"], [r"\boxed{\frac{10}{2}}"])
-    pool.close()
 
 
-def test_a_process_that_starts_too_late_is_not_taken_for_a_missing_package(monkeypatch):
+def test_a_process_that_starts_too_late_is_not_taken_for_a_missing_package(pool, monkeypatch):
     monkeypatch.setattr(verifier, "_START_S", 0.0)
-    pool = verifier._Pool(1)
-    monkeypatch.setattr(verifier, "_pool", lambda: pool)
     with refused("math-verify", "0 seconds"):
         judge_math(["5"], [r"\boxed{\frac{10}{2}}"])
-    pool.close()
 
 
 def test_unequal_lengths_are_refused():
