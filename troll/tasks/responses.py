@@ -1,4 +1,4 @@
-"""What of a response is judged: its text without special tokens and without thoughts.
+"""Extracts the judged text of a response, which has no special tokens and no thoughts.
 
 Rewards, evaluation and the public scorers read a response through this module, so that they judge the same
 text.

@@ -43,9 +43,9 @@ from troll.training.tokenizer import load_tokenizer
 from troll.training.wheel_model import wheel_snapshot
 
 _NAMES = ("name", "hub", "base_seed")
-"""What of a model from scratch changes its weights by way of the seeds alone, or not at all."""
+"""Keys of a model from scratch that are not part of the cache identity."""
 _DECIDING = ("system", "capability", "blas", "threads", "gpus")
-"""What of the machine decides, beside the processor, how sums are rounded."""
+"""Facts of the machine that affect rounding, beside the processor."""
 _OF_THE_TRAINING = ("wall_s", "peak_gib", "final_loss", "last_loss", "skipped_steps")
 _MADE_BY = ("git_commit", "numerics", "hardware")
 
@@ -117,7 +117,7 @@ def identity_of(config: BaseConfig, tokenizer_path: Path) -> Mapping[str, Any]:
 
 
 def _circumstances() -> dict[str, Any]:
-    """What of source, packages and machine can change the weights that a training gives."""
+    """Returns the facts of source, packages and machine that can change trained weights."""
     machine = hardware()
     return {
         "numerics": last_change(""),
@@ -222,7 +222,7 @@ def adapted(model: Snapshot, adapter: Adapter | None, scratch: Path) -> Snapshot
 
 
 def origin(config: BaseConfig, model: Snapshot) -> dict[str, Any]:
-    """What a manifest says of where a pretrained model is from."""
+    """Returns the manifest entry of a pretrained model's source."""
     if isinstance(config.model, HubModelOfRun):
         return {"hub": {**model.provenance, "chat_template_of": config.model.hub.chat_template_of}}
     return {"wheel": dict(model.provenance)}

@@ -28,7 +28,7 @@ def loss_mask(batch: Mapping[str, Any]) -> Tensor:
 
 
 def mixed_groups(rewards: Tensor, size: int) -> Tensor:
-    """Which groups of `size` have rewards that are not all equal, [P] bool, from rewards [P * G] (DAPO)."""
+    """Tells which groups of `size` have unequal rewards, [P] bool, from rewards [P * G] (DAPO)."""
     grouped = rewards.view(-1, size)
     return grouped.amax(1) > grouped.amin(1)
 

@@ -1,4 +1,4 @@
-"""What makes passes of a model in training mode random, and passes without it."""
+"""Finds the randomness of a model's training passes, such as dropout, and switches it off."""
 
 from collections import Counter
 from collections.abc import Iterator

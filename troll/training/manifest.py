@@ -1,4 +1,4 @@
-"""What a run was: written last, and read by the table step, which refuses to mix unlike runs."""
+"""Describes finished runs. The table step reads the manifests and refuses to mix unlike runs."""
 
 import importlib.metadata
 import importlib.util
@@ -22,8 +22,8 @@ from troll.experiment.run_config import BaseConfig, RunConfig
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "tokenizers", "datasets", "numpy", "math-verify")
 OPTIONAL = ("vllm",)
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]
-# What can change a run's numbers. Left out are analysis, benchmark and cli, which read results and help
-# people, and what of `experiment` only checks, counts or reads: validation, budget, files, published numbers.
+# Source that can change a run's numbers. Left out are analysis, benchmark and cli, which read results and
+# help people, and the modules of `experiment` that only check, count or read.
 _NUMBERS = (
     "common",
     "algorithms",
@@ -74,7 +74,7 @@ def versions() -> dict[str, str]:
     }
 
 
-# What decides which code of ATen, MKL and oneDNN runs, and so how sums are rounded.
+# They decide which code of ATen, MKL and oneDNN runs, and so how sums are rounded.
 _INSTRUCTION_SETS = (
     "sse4_2",
     "avx",
@@ -143,9 +143,11 @@ def peak_gib() -> float:
 def manifest_of(
     config: RunConfig | BaseConfig, *, wall_s: float, data: Mapping[str, Path], prompts: str | None = None
 ) -> dict[str, Any]:
-    """What a run was; of ``data``, which it read, by role, ``base_model`` gets a digest of its own.
+    """Describes a finished run: settings, versions, timing, and SHA-256 of every input.
 
-    ``prompts`` is the digest of the token ids of its prompts.
+    Args:
+        data: the files that the run read, by role; ``base_model`` gets a digest of its own.
+        prompts: digest of the token ids of the run's prompts.
     """
     environment = versions()
     read = {name: digest_of_path(path) for name, path in data.items()}

@@ -20,13 +20,13 @@ from troll.common.progress import say
 from troll.training.model_cache import cached
 
 GAIN = 1.5
-"""How many times as fast bfloat16 must be."""
+"""Smallest speed-up for which bfloat16 is used."""
 _FLAGS = ("amx_bf16", "avx512_bf16")
 _LAYERS, _ROWS, _TOKENS, _VOCABULARY, _REPEATS = 2, 8, 112, 1024, 3
 
 
 def precision_of(files: Mapping[str, Path]) -> dict[str, Any]:
-    """What the manifest of a base model records of its precision; empty for small models and with a GPU.
+    """Returns the manifest entries of a base model's precision; empty for small models and with a GPU.
 
     ``bfloat16`` is the decision; ``float32_s`` and ``bfloat16_s`` are the processor seconds of a forward and
     backward pass of two of the model's layers, if it was measured.

@@ -18,7 +18,7 @@ class ScoringTrainer(ResumableTrainer):
 
     @cached_property
     def noise(self) -> str:
-        """What makes the model's passes random in training, such as dropout; empty if nothing does."""
+        """Sources of randomness in training passes, such as dropout; empty if there are none."""
         return sources_of_noise(self.model, self.args.neftune_noise_alpha)
 
     def _is_precise(self) -> bool:

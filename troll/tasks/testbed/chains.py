@@ -69,7 +69,7 @@ class Chain:
 
     @property
     def identity(self) -> str:
-        """What the problem asks, whatever its wording."""
+        """See `ProblemContent.identity`."""
         return f"{self.start}" + "".join(f"{_VERBS[verb]}{digit}" for verb, digit in self.operations)
 
     @property

@@ -107,7 +107,7 @@ class Function:
 
     @property
     def identity(self) -> str:
-        """What the problem asks, whatever its wording."""
+        """See `ProblemContent.identity`."""
         return f"{self.signature}: {self.expression}"
 
     @property

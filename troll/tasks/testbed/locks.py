@@ -67,7 +67,7 @@ class Lock:
 
     @property
     def identity(self) -> str:
-        """What the problem asks, whatever its wording."""
+        """See `ProblemContent.identity`."""
         return "+".join(map(_digits, (self.start, *self.turns)))
 
     @property

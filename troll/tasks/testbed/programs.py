@@ -29,7 +29,7 @@ from troll.tasks.verifiers.code import code_rewards
 NAMES = ("solve", "compute", "evaluate", "process", "transform")
 """Ordered by the share of careful demonstrations, highest first."""
 ENDS = ("{} + x", "{} - x", "{} * x", "{} + 1", "{} - 1")
-"""What the function of each name returns, given the result of the steps."""
+"""Return value of the function of each name, from the result of the steps."""
 _VERBS = {"add": "+", "plus": "+", "minus": "-", "less": "-", "times": "*", "by": "*"}
 _WAYS = ("then take all of that and {} {};", "next take what you have now {} {};")
 _LABELS = "abcdefghijklmnopqrstuvwz"
@@ -72,7 +72,7 @@ class Program:
 
     @property
     def identity(self) -> str:
-        """What the problem asks, whatever its wording."""
+        """See `ProblemContent.identity`."""
         return "x" + "".join(f"{operator}{digit}" for operator, digit in self.operations)
 
     @property

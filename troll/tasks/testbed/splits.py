@@ -19,7 +19,7 @@ class ProblemContent(Protocol):
 
     @property
     def identity(self) -> str:
-        """What the problem asks, as text, whatever the wording."""
+        """The problem as text that does not depend on its wording."""
 
 
 Choice = TypeVar("Choice")

@@ -37,7 +37,7 @@ from troll.tasks.verifiers.worker import EndError, Worker
 
 Standard = Literal["evaluation", "reward", "lenient"]
 Form = Literal["boxed", "lenient", "####"]
-"""How a problem's answer is written and rewarded: field ``answers`` of its record, ``boxed`` without one."""
+"""Notation of an answer and its reward: field ``answers`` of the problem's record; default ``boxed``."""
 MathStatus = Literal["passed", "wrong", "timeout", "crash"]
 
 _BOXED: list[Form] = ["boxed"]
