@@ -40,7 +40,7 @@ def test_what_the_page_calls_refused_is_refused(page):
 
 
 def test_the_page_names_every_option_that_is_not_always_accepted(page):
-    named = set(re.findall(r"`?(\w+)=", " ".join(refused(page))))
+    named = set(re.findall(r"`?(\w+)=", " ".join(examples_of(page))))
     assert set(CONDITIONAL) | set(RULE_SETTINGS) <= named
     assert named <= {field.name for field in fields(TrustRegionConfig)}
 
