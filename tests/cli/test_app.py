@@ -83,26 +83,17 @@ def test_what_is_not_there_is_a_line(command, tmp_path, monkeypatch):
     [
         (["check", "none.yaml"], ("none.yaml",)),
         (["job", "problems", "--config", "none.json", "--out", "o"], ("none.json",)),
-        (
-            ["job", "append", "no", "--results", "o", "--key", "k"],
-            ("no/manifest.json",),
-        ),
+        (["job", "append", "no", "--results", "o", "--key", "k"], ("no/manifest.json",)),
         (["job", "table", "main", "--results", "no", "--out", "o/t"], ("no/tidy",)),
         (["check"], ("check", "--rule my_rules.py:soft_wall")),
         (["check", "--rule", "trol"], ("'trol'", "'troll'")),
-        (
-            ["grade", "--task", "chains", "--out", "o"],
-            ("grade", "--checkpoint DIRECTORY", "--samples FILE"),
-        ),
+        (["grade", "--task", "chains", "--out", "o"], ("grade", "--checkpoint DIRECTORY", "--samples FILE")),
         (
             ["grade", "--task", "chains", "--checkpoint", "c", "--out", "o"],
             ("task chains", "--problems FILE"),
         ),
         (["rank", "board.yaml", "--space", "a=1"], ("rank", "board.yaml", "--space", "--protocol")),
-        (
-            ["rank", "my_rules.py:wall", "--repeat"],
-            ("rank", "--repeat", "troll rank PROTOCOL.yaml"),
-        ),
+        (["rank", "my_rules.py:wall", "--repeat"], ("rank", "--repeat", "troll rank PROTOCOL.yaml")),
         (["run", "-n", "no.yaml"], ("run", "-n")),
         (["run", "no.yaml"], ("run", "Snakefile")),
         (
@@ -147,16 +138,7 @@ def test_a_bug_goes_to_the_log_and_its_name_to_the_terminal(tmp_path):
         "troll.tasks.registry.write_problems = write_problems\n"
         "troll.cli.app.main()\n"
     )
-    arguments = [
-        "--log",
-        str(log),
-        "job",
-        "problems",
-        "--config",
-        str(config),
-        "--out",
-        str(tmp_path),
-    ]
+    arguments = ["--log", str(log), "job", "problems", "--config", str(config), "--out", str(tmp_path)]
     result = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
     error_of(result, "KeyError", "'missing'", log)
     assert result.returncode == 2
@@ -169,21 +151,9 @@ def test_a_bug_goes_to_the_log_and_its_name_to_the_terminal(tmp_path):
         ("tokenizer", {}, ("x.json", "tasks")),
         ("tokenizer", [], ("x.json", "list")),
         ("problems", {"name": "chain", "test": 1}, ("'chain'", "chains")),
-        (
-            "problems",
-            {"name": "chains"},
-            ("x.json", "train, validation, test"),
-        ),
-        (
-            "problems",
-            {"name": "chains", "trian": 3},
-            ("x.json", "'trian'", "name, train"),
-        ),
-        (
-            "sample-suites",
-            {"suites": {"math500": {"tests": 3}}},
-            ("suites.math500.tests", "samples"),
-        ),
+        ("problems", {"name": "chains"}, ("x.json", "train, validation, test")),
+        ("problems", {"name": "chains", "trian": 3}, ("x.json", "'trian'", "name, train")),
+        ("sample-suites", {"suites": {"math500": {"tests": 3}}}, ("suites.math500.tests", "samples")),
         ("sample", {"max_token": 3}, ("x.json", "max_token", "samples")),
         ("base-model", {"run_id": "a"}, ("x.json", "experiment")),
         ("configure", {"run_id": "a", "training": {"passes": 1}}, ("training.passes",)),

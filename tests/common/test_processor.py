@@ -146,8 +146,7 @@ def test_a_torch_for_cpus_is_named_where_gpus_are_asked_for(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
-    [("0,2", ["0", "2"]), ("", []), ("1,-1,2", ["1"]), ("GPU-a, 3", ["GPU-a", "3"])],
+    ("given", "found"), [("0,2", ["0", "2"]), ("", []), ("1,-1,2", ["1"]), ("GPU-a, 3", ["GPU-a", "3"])]
 )
 def test_the_visible_gpus_are_those_of_cuda(monkeypatch, given, found):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)

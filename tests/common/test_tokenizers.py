@@ -85,8 +85,7 @@ def test_all_formats_are_those_of_strftime(tiny_base):
 
 
 @pytest.mark.parametrize(
-    "template",
-    ["  {% if true %}a{% endif %}\n b", "\n\n c", "{%- set d = 1 %}\n{{ d }}", "{# e #}\nf\n"],
+    "template", ["  {% if true %}a{% endif %}\n b", "\n\n c", "{%- set d = 1 %}\n{{ d }}", "{# e #}\nf\n"]
 )
 def test_nothing_else_of_a_prompt_changes(tiny_base, template):
     """Spaces and newlines at the start of a template depend on what stands before them."""

@@ -74,11 +74,7 @@ def _set(data, path, value):
             ["estimators.grpo", "epsilon", "'1e-6'", "> 0", "text"],
         ),
         (("estimators", "grpo", "rule"), "gpro", ["estimators.grpo", "'gpro'", "grpo"]),
-        (
-            ("conditions", "gentle", "learning_rate"),
-            -1.0,
-            ["conditions.gentle.learning_rate", "-1.0", "> 0"],
-        ),
+        (("conditions", "gentle", "learning_rate"), -1.0, ["conditions.gentle.learning_rate", "-1.0", "> 0"]),
         (
             ("conditions", "gentle", "learning_rte"),
             1.0,
@@ -86,21 +82,9 @@ def _set(data, path, value):
         ),
         (("training", "keep"), "many", ["training.keep", "integer", "many"]),
         # What files of older versions hold.
-        (
-            ("models", "tiny", "hub"),
-            "Qwen/Qwen3-0.6B",
-            ["models.tiny.hub", "id", "Qwen3-0.6B"],
-        ),
-        (
-            ("conditions", "gentle"),
-            {"passes": 3},
-            ["conditions.gentle.passes", "'passes'"],
-        ),
-        (
-            ("training", "regulariser"),
-            {"place": "loss"},
-            ["training.regulariser.place", "'place'"],
-        ),
+        (("models", "tiny", "hub"), "Qwen/Qwen3-0.6B", ["models.tiny.hub", "id", "Qwen3-0.6B"]),
+        (("conditions", "gentle"), {"passes": 3}, ["conditions.gentle.passes", "'passes'"]),
+        (("training", "regulariser"), {"place": "loss"}, ["training.regulariser.place", "'place'"]),
         (("trust_regions", "clip"), "clip", ["trust_regions.clip", "rule", "'clip'"]),
         (("training", "epochs"), 0, ["training.epochs", "0", "> 0"]),
         (("training", "keep"), True, ["training.keep", "True", "> 0"]),
@@ -166,23 +150,11 @@ def _set(data, path, value):
         (("matrix",), [{}, {"tasks": []}], ["matrix[1].tasks"]),
         (("claims",), [], ["claims"]),
         (("models", "tiny", "layers"), 0, ["models.tiny.layers", "0", "> 0"]),
-        (
-            ("models", "tiny", "key_value_heads"),
-            3,
-            ["models.tiny.heads", "4", "3 key_value_heads"],
-        ),
-        (
-            ("models", "tiny", "key_value_heads"),
-            8,
-            ["models.tiny.heads", "4", "8 key_value_heads"],
-        ),
+        (("models", "tiny", "key_value_heads"), 3, ["models.tiny.heads", "4", "3 key_value_heads"]),
+        (("models", "tiny", "key_value_heads"), 8, ["models.tiny.heads", "4", "8 key_value_heads"]),
         (("models", "tiny", "head_width"), 33, ["models.tiny.head_width", "33"]),
         (("models", "tiny", "vocabulary"), 257, ["models.tiny.vocabulary", "257", "258"]),
-        (
-            ("models", "tiny", "context"),
-            48,
-            ["max_response_tokens 48", "48 tokens"],
-        ),
+        (("models", "tiny", "context"), 48, ["max_response_tokens 48", "48 tokens"]),
         (
             ("conditions", "stale", "max_prompt_tokens"),
             209,
@@ -192,14 +164,7 @@ def _set(data, path, value):
         (
             ("tasks", "chains", "train"),
             15,
-            [
-                "tiny/chains/",
-                "prompts_per_batch",
-                "16",
-                "task chains",
-                "15",
-                "tasks.chains.train",
-            ],
+            ["tiny/chains/", "prompts_per_batch", "16", "task chains", "15", "tasks.chains.train"],
         ),
         (
             ("conditions", "stale", "prompts_per_batch"),
@@ -216,23 +181,11 @@ def _set(data, path, value):
             ["models.tiny.hub", "'revision'", "id"],
         ),
         (("tasks", "chains", "train"), "all", ["tasks.chains.train", "'all'", "number"]),
-        (
-            ("tasks", "chains", "train"),
-            "some",
-            ["tasks.chains.train", "'some'", "> 0", "'all'"],
-        ),
+        (("tasks", "chains", "train"), "some", ["tasks.chains.train", "'some'", "> 0", "'all'"]),
         (("tasks", "aime24"), {}, ["tasks.aime24", "test", "evaluate_on"]),
         (("tasks", "gsm8k"), {}, ["models.tiny", "gsm8k", "hub: {id: OWNER/NAME}"]),
-        (
-            ("tasks", "chains", "evaluate_on"),
-            {"math5000": {}},
-            ["tasks.chains.evaluate_on", "'math500'"],
-        ),
-        (
-            ("tasks", "chains", "validate_on"),
-            {"math5000": "all"},
-            ["tasks.chains.validate_on", "'math500'"],
-        ),
+        (("tasks", "chains", "evaluate_on"), {"math5000": {}}, ["tasks.chains.evaluate_on", "'math500'"]),
+        (("tasks", "chains", "validate_on"), {"math5000": "all"}, ["tasks.chains.validate_on", "'math500'"]),
         (
             ("tasks", "chains", "validate_on"),
             {"math500": 0},

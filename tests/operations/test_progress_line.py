@@ -276,8 +276,7 @@ def test_what_snakemake_repeats_is_told_once(tmp_path, clock, jobs, told, shown)
 
 
 @pytest.mark.parametrize(
-    ("stage", "jobs", "named"),
-    [("", 1, True), ("first comparison", 1, False), ("first comparison", 2, True)],
+    ("stage", "jobs", "named"), [("", 1, True), ("first comparison", 1, False), ("first comparison", 2, True)]
 )
 def test_the_log_is_named_at_the_end_except_of_a_stage_that_succeeded(
     tmp_path, clock, monkeypatch, stage, jobs, named

@@ -249,10 +249,7 @@ def test_what_is_found_is_written_down_told_to_the_doctor_and_is_the_status(cont
 
 @pytest.mark.parametrize(
     ("inside", "results", "facts"),
-    [
-        (False, "results", ("rehearse", "Snakefile")),
-        (True, "elsewhere", ("--results", "results")),
-    ],
+    [(False, "results", ("rehearse", "Snakefile")), (True, "elsewhere", ("--results", "results"))],
 )
 def test_the_wrong_place_is_refused_before_anything_is_looked_at(
     contents, tmp_path, monkeypatch, capsys, inside, results, facts

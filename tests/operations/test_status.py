@@ -104,8 +104,7 @@ def test_the_time_left_comes_from_running_runs_and_from_earlier_ones(experiment,
         monkeypatch.setattr("troll.operations.time_left.estimate", lambda _, run, *__: 100.0)
         assert left() == TimeLeft(4 + 3 * 100, 100, 4)
         monkeypatch.setattr(
-            "troll.operations.time_left.estimate",
-            lambda _, run, *__: None if run.task == "chains" else 100.0,
+            "troll.operations.time_left.estimate", lambda _, run, *__: None if run.task == "chains" else 100.0
         )
         assert left() == TimeLeft(4 + 8 + 2 * 100, 100, 4), "clip is taken to be as fast as TROLL"
     monkeypatch.setattr("troll.operations.time_left.estimate", lambda *_: 100.0)
@@ -215,10 +214,7 @@ def test_reading_lightly_refuses_wrong_keys_too(reduced, repository, tmp_path):
             {"conditions": {"stale": {"learning_rte": 1.0}}},
             ("conditions.stale.learning_rte", "'learning_rate'"),
         ),
-        (
-            {"conditions": {"stale": {"learning_rate": "x"}}},
-            ("conditions.stale.learning_rate", "'x'", "> 0"),
-        ),
+        ({"conditions": {"stale": {"learning_rate": "x"}}}, ("conditions.stale.learning_rate", "'x'", "> 0")),
         (
             {"conditions": {"stale": {"mini_batches": 7}}},
             ("conditions.stale", "run tiny/chains/clip/grpo/stale/seed0", 7),

@@ -222,10 +222,7 @@ def test_parameters_are_those_of_the_place(targets):
     assert SamplingConfig.model_validate(of_run | largest).model_dump().items() >= largest.items()
     assert SuitesConfig.model_validate(said(parameters.suites(PLACE)) | largest).seed == largest["seed"]
     assert found.suite_problems(PLACE) == [f"{ROOT}/suites/gsm8k/test.jsonl"]
-    assert said(parameters.suite_problems({"suite": "gsm8k"})) == {
-        "name": "gsm8k",
-        "test": 4,
-    }
+    assert said(parameters.suite_problems({"suite": "gsm8k"})) == {"name": "gsm8k", "test": 4}
     further = said(parameters.suites(PLACE))
     assert further.pop("suites") == {"gsm8k": {"samples": 1, "temperature": 0.0}}
     assert further.items() <= of_run.items() and "temperature" not in further
