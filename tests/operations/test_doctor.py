@@ -165,28 +165,38 @@ def test_a_hub_that_cannot_be_reached_says_why(monkeypatch):
     assert doctor.hub_answers() == "HF_HUB_OFFLINE is set"
 
 
-def test_hub_models_want_a_gpu_here_or_a_scheduler(monkeypatch):
-    needs = Needs(hub_models=("owner/name",))
-    monkeypatch.setattr(doctor, "_gpus", lambda: [])
-    monkeypatch.setattr(doctor, "tool", lambda command: None)
-    assert doctor._gpu(needs).state == "missing"
-    assert doctor._gpu(Needs()).state == "note"
-    monkeypatch.setattr(doctor, "tool", lambda command: "NVIDIA H100" if command[0] == "nvidia-smi" else None)
-    monkeypatch.setattr(doctor, "torch_for_cpus", lambda: "")
-    unseen = doctor._gpu(needs)
-    assert (unseen.state, unseen.found) == ("missing", "NVIDIA H100, but not visible to torch")
+HUB, FOUR = Needs(hub_models=("a/b",)), Needs(hub_models=("a/b",), gpus=4)
+CPU_BUILD = "torch 2.13.0+cpu is a build for CPUs"
+ELSEWHERE = "none here; SLURM jobs use this environment"
+H100 = "H100, 80 GiB"
 
 
-def test_a_torch_for_cpus_is_named_on_a_gpu_node_and_on_a_login_node(monkeypatch):
-    monkeypatch.setattr(doctor, "_gpus", lambda: [])
-    monkeypatch.setattr(doctor, "torch_for_cpus", lambda: "2.13.0+cpu")
-    for program, found in (("nvidia-smi", "NVIDIA H100, but"), ("sbatch", "none here; SLURM jobs use")):
-        monkeypatch.setattr(
-            doctor, "tool", lambda command, p=program: "NVIDIA H100" if command[0] == p else None
-        )
-        finding = doctor._gpu(Needs(hub_models=("owner/name",), gpus=4))
-        assert (finding.state, finding.fix) == ("missing", "TORCH=cuda make env")
-        assert finding.found.startswith(found) and "torch 2.13.0+cpu is a build for CPUs" in finding.found
+@pytest.mark.parametrize(
+    ("needs", "gpus", "program", "cpu_build", "state", "found"),
+    [
+        (Needs(), [], "", "", "note", "none; not needed for from-scratch models"),
+        (HUB, [], "", "", "missing", "none; needed for a/b"),
+        (HUB, [], "nvidia-smi", "", "missing", "of a program, but not visible to torch"),
+        (FOUR, [], "nvidia-smi", "2.13.0+cpu", "missing", f"of a program, but {CPU_BUILD}"),
+        (
+            FOUR,
+            [],
+            "sbatch",
+            "2.13.0+cpu",
+            "missing",
+            f"{ELSEWHERE}, and its {CPU_BUILD}",
+        ),
+        (Needs(hub_models=("a/b",), gpus=1), [H100], "", "", "ok", H100),
+        (FOUR, [H100], "", "", "missing", "1; one run needs 4"),
+    ],
+)
+def test_hub_models_want_gpus_here_or_a_scheduler(monkeypatch, needs, gpus, program, cpu_build, state, found):
+    monkeypatch.setattr(doctor, "_gpus", lambda: gpus)
+    monkeypatch.setattr(doctor, "tool", lambda command: "of a program" if command[0] == program else None)
+    monkeypatch.setattr(doctor, "torch_for_cpus", lambda: cpu_build)
+    finding = doctor._gpu(needs)
+    assert (finding.state, finding.found) == (state, found)
+    assert (finding.fix == "TORCH=cuda make env") == bool(cpu_build)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +217,7 @@ def test_with_slurm_the_gpus_are_those_of_its_partitions(monkeypatch, tmp_path, 
         (tmp_path / name).write_text(f"#!/bin/sh\nprintf '%s' '{text}'\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    finding = doctor._gpu(Needs(hub_models=("owner/name",), gpus=4))
+    finding = doctor._gpu(FOUR)
     assert (finding.state, finding.found) == ("note", found)
     assert fix in finding.fix
 
@@ -230,13 +240,6 @@ def test_models_of_a_mirror_need_no_hub_and_their_size_is_counted(reduced, monke
     assert found.public == ("gsm8k",)
     # Two runs keep 4 bytes for each parameter, the download has 2, a run's checkpoints 12 each.
     assert found.disk_gib > 2e9 * (2 * 4 + 2 + 12) / 2**30
-
-
-def test_more_gpus_than_there_are(monkeypatch):
-    monkeypatch.setattr(doctor, "_gpus", lambda: ["H100, 80 GiB"])
-    monkeypatch.setattr(doctor, "tool", lambda command: None)
-    assert doctor._gpu(Needs(hub_models=("a/b",), gpus=1)).state == "ok"
-    assert doctor._gpu(Needs(hub_models=("a/b",), gpus=4)).found == "1; one run needs 4"
 
 
 def test_a_tracker_that_is_not_installed_stops_the_experiment(monkeypatch):

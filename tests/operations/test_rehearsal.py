@@ -152,50 +152,49 @@ def test_wrong_divisibility_in_a_condition_is_found(contents):
         experiment_of(contents)
 
 
-def test_a_typo_in_the_id_of_a_model_is_found(contents):
-    contents["models"]["Qwen3-0.6B"] = {"hub": {"id": "Qwen/Qwem3-0.6B"}}
+@pytest.mark.parametrize(
+    ("name", "hub", "check", "key", "found"),
+    [
+        ("Qwen3-0.6B", {"id": "Qwen/Qwem3-0.6B"}, check_models, "id", "did you mean 'Qwen/Qwen3-0.6B'"),
+        ("Llama-3.2-3B", {}, check_templates, "chat_template_of", "has no chat template"),
+        (
+            "Llama-3.2-3B",
+            {"chat_template_of": "meta-llama/Llama-3.1-8B"},
+            check_templates,
+            "chat_template_of",
+            "has no chat template",
+        ),
+        ("Llama-3.2-3B", {"chat_template_of": None}, check_templates, "", ""),  # plain text is meant
+    ],
+)
+def test_a_model_or_template_that_is_nowhere_is_found(contents, name, hub, check, key, found):
+    settings = contents["models"][name]["hub"]
+    settings.pop("chat_template_of", None)
+    settings |= hub
     experiment = experiment_of(contents)
-    (check,) = failed(check_models(experiment, experiment.runs()))
-    assert check.key == "models.Qwen3-0.6B.hub.id" and "did you mean 'Qwen/Qwen3-0.6B'" in check.found
-
-
-@pytest.mark.parametrize("template", [{}, {"chat_template_of": "meta-llama/Llama-3.1-8B"}])
-def test_a_missing_chat_template_is_found(contents, template):
-    llama = contents["models"]["Llama-3.2-3B"]["hub"]
-    del llama["chat_template_of"]
-    experiment = experiment_of(
-        contents | {"models": contents["models"] | {"Llama-3.2-3B": {"hub": llama | template}}}
-    )
-    (check,) = failed(check_templates(experiment, experiment.runs()))
-    assert check.key == "models.Llama-3.2-3B.hub.chat_template_of" and "has no chat template" in check.found
-
-
-def test_plain_text_that_is_meant_is_no_fault(contents):
-    contents["models"]["Llama-3.2-3B"]["hub"]["chat_template_of"] = None
-    experiment = experiment_of(contents)
-    assert not failed(check_templates(experiment, experiment.runs()))
+    faults = [(one.key, one.found) for one in failed(check(experiment, experiment.runs()))]
+    assert [place for place, _ in faults] == [f"models.{name}.hub.{key}"] * bool(key)
+    assert all(found in words for _, words in faults)
 
 
 def test_a_partition_with_too_little_memory_is_found(contents, tmp_path):
-    partitions = tmp_path / "partitions.yaml"
-    limits = {"cpu": {"max_runtime": 1440}, "gpu": {"max_runtime": 1440, "max_gpu": 8, "max_mem_mb": 50_000}}
-    partitions.write_text(yaml.safe_dump({"partitions": limits}))
+    partitions, experiment = tmp_path / "partitions.yaml", experiment_of(contents)
     (tmp_path / "config.yaml").write_text(f"slurm-partition-config: {partitions}\n")
-    experiment = experiment_of(contents)
-    (check,) = failed(check_partitions(experiment, experiment.runs(), tmp_path))
+
+    def checked(runs, **gpu):
+        limits = {"cpu": {"max_runtime": 1440}, "gpu": {"max_runtime": 1440, "max_gpu": 8} | gpu}
+        partitions.write_text(yaml.safe_dump({"partitions": limits}))
+        return check_partitions(experiment, runs, tmp_path)
+
+    (check,) = failed(checked(experiment.runs(), max_mem_mb=50_000))
     assert check.key == str(partitions) and "partitions.gpu.max_mem_mb is 50000" in check.found
     assert "train of models.Llama-3.2-3B requests 62,000 MB" in check.found
-    limits["gpu"]["max_mem_mb"] = 70_000  # enough for the first attempt, not for the third
-    partitions.write_text(yaml.safe_dump({"partitions": limits}))
-    checks = check_partitions(experiment, experiment.runs(), tmp_path)
+    # Enough for the first attempt, not for the third.
+    checks = checked(experiment.runs(), max_mem_mb=70_000)
     assert not failed(checks) and any("93,000 MB" in check.found for check in checks)
-    limits["gpu"] |= {"max_mem_mb": 100_000, "max_gpu": 1}
-    partitions.write_text(yaml.safe_dump({"partitions": limits}))
-    bad = failed(check_partitions(experiment, experiment.runs(), tmp_path))
+    bad = failed(checked(experiment.runs(), max_mem_mb=100_000, max_gpu=1))
     assert "partitions.gpu.max_gpu is 1" in [check.found.split("; ")[-1] for check in bad]
-    assert not failed(check_partitions(experiment, [], tmp_path)), (
-        "jobs of runs that are not planned do not count"
-    )
+    assert not failed(checked([], max_mem_mb=100_000, max_gpu=1)), "jobs of runs that are not planned"
 
 
 def test_a_figure_without_a_limit_is_found(contents, monkeypatch):

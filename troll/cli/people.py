@@ -10,14 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from troll.cli.options import (
-    DEFAULT_RESULTS,
-    Cores,
-    File,
-    Only,
-    ResultsRoot,
-    seed_list,
-)
+from troll.cli.options import DEFAULT_RESULTS, Cores, File, Only, ResultsRoot, seed_list
 from troll.common.errors import UserError
 from troll.common.processor import available_cores
 

@@ -71,9 +71,7 @@ def check_results(
 
 
 @app.command()
-def adopt(
-    name: Annotated[str, typer.Argument(help="a directory in results/, such as testbed")],
-) -> None:
+def adopt(name: Annotated[str, typer.Argument(help="a directory in results/, such as testbed")]) -> None:
     """Replace the release of an experiment or a board by the local results.
 
     Copies tables, figures, verdicts and tidy rows from results/NAME to results/released/NAME, after making

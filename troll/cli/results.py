@@ -110,10 +110,7 @@ def grade(
     batch_size: Annotated[int, typer.Option(help="responses per batch")] = 256,
     seed: Annotated[int, typer.Option(help="random seed")] = 0,
     chat: Annotated[str, typer.Option(help="chat template: on, off, or auto (if there is one)")] = "auto",
-    thinking: Annotated[
-        str,
-        typer.Option(help="of models that can: on, off, or template"),
-    ] = "off",
+    thinking: Annotated[str, typer.Option(help="of models that can: on, off, or template")] = "off",
     cut_prompts: Annotated[
         bool, typer.Option("--cut-prompts", help="truncate the start of prompts that are too long")
     ] = False,

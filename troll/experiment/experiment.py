@@ -32,12 +32,7 @@ from troll.experiment.run_config import (
     TaskOfRun,
     WheelModelOfRun,
 )
-from troll.experiment.settings import (
-    Rule,
-    TaskSettings,
-    ThinkingOfRun,
-    Training,
-)
+from troll.experiment.settings import Rule, TaskSettings, ThinkingOfRun, Training
 from troll.experiment.sizes import train_problems
 from troll.tasks.registry import check_settings, get_task
 
@@ -138,8 +133,7 @@ class Experiment(StrictModel):
         "and as solving no test problem (for boards whose protocol says so)",
     )
     rehearsal: bool = Field(
-        False,
-        description="set by `troll rehearse`: rewards are coin flips; manifests and tables say so",
+        False, description="set by `troll rehearse`: rewards are coin flips; manifests and tables say so"
     )
     gpu_memory: Positive | None = Field(
         None,
@@ -301,9 +295,7 @@ def resolve_model(
 def _resolve_task(experiment: Experiment, name: str) -> TaskOfRun:
     task = experiment.tasks[name]
     return TaskOfRun(
-        name=name,
-        **task.model_dump(exclude=_NO_TASK),
-        settings=check_settings(get_task(name), task.settings),
+        name=name, **task.model_dump(exclude=_NO_TASK), settings=check_settings(get_task(name), task.settings)
     )
 
 
@@ -335,6 +327,5 @@ def run_seeds(run: Run) -> SeedsOfRun:
     """
     coordinates: dict[str, str | int] = {"model": run.model, "task": run.task, "seed": run.seed}
     return SeedsOfRun(
-        training=_seed(stream="training", **coordinates),
-        evaluation=_seed(stream="evaluation", **coordinates),
+        training=_seed(stream="training", **coordinates), evaluation=_seed(stream="evaluation", **coordinates)
     )

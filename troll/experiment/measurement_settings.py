@@ -13,8 +13,7 @@ class PublicData(StrictModel):
     """Public data sets without training: the audit of the graders, and benchmarks of the base models."""
 
     source: Literal["mirror", "hub"] = Field(
-        "mirror",
-        description="`mirror`: skip all of this unless TROLL_DATA_MIRROR is set; `hub`: download",
+        "mirror", description="`mirror`: skip all of this unless TROLL_DATA_MIRROR is set; `hub`: download"
     )
     audit: Literal["none", "fast", "full"] = Field(
         "none", description="audit of the graders: `fast` on samples of the data sets, `full` on all problems"

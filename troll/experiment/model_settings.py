@@ -132,8 +132,7 @@ class ModelSettings(FromScratch):
     )
     wheel: Wheel | None = Field(None, description="a model from a wheel instead of one on the hub")
     adapters: dict[str, Adapter] = Field(
-        {},
-        description="pretrained: by task, an adapter that takes the place of supervised training",
+        {}, description="pretrained: by task, an adapter that takes the place of supervised training"
     )
     base_seed: NonNegativeInt | None = Field(
         None,

@@ -58,11 +58,7 @@ def base_request(
     return Request(round(size * growth(attempt)), fixed.minutes)
 
 
-FIXED = {
-    "hub_model": Request(4000, 240),
-    "grade": Request(2000, 30),
-    "grade_suites": Request(2000, 120),
-}
+FIXED = {"hub_model": Request(4000, 240), "grade": Request(2000, 30), "grade_suites": Request(2000, 120)}
 """Requests of rules whose jobs are all alike."""
 COST = Request(6000, 60)
 """Request of the benchmarks of an update and of a step, on all cores."""

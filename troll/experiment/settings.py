@@ -55,8 +55,7 @@ class Regulariser(StrictModel):
     )
     coefficient: Positive = Field(1e-3, description="weight of the KL (verl); the initial one if it adapts")
     target: Positive | None = Field(
-        None,
-        description="KL in nats per token to which the coefficient adapts (verl: 0.1); none: constant",
+        None, description="KL in nats per token to which the coefficient adapts (verl: 0.1); none: constant"
     )
     horizon: Positive = Field(10000, description="responses over which the coefficient adapts (verl)")
 

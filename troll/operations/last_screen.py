@@ -24,11 +24,7 @@ def concerning(judged: Sequence[ClaimVerdict], experiment: Experiment) -> list[C
 
 
 def last_screen(
-    judged: Sequence[ClaimVerdict],
-    replication: Sequence[str],
-    *,
-    page: Path | None,
-    lines: int = LINES,
+    judged: Sequence[ClaimVerdict], replication: Sequence[str], *, page: Path | None, lines: int = LINES
 ) -> list[str]:
     """Returns the lines of the last screen.
 
