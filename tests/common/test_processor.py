@@ -21,16 +21,13 @@ def environment(monkeypatch):
     return monkeypatch
 
 
-def test_avx2_is_asked_for_where_the_processor_has_it(environment):
-    environment.setattr(processor, "_has_avx2", lambda: True)
+@pytest.mark.parametrize(
+    ("has", "asked"), [(True, ["1", "avx2", "AVX2", "AVX2"]), (False, ["1", None, None, None])]
+)
+def test_avx2_is_asked_for_where_the_processor_has_it(environment, has, asked):
+    environment.setattr(processor, "_has_avx2", lambda: has)
     processor.prepare_processor()
-    assert [os.environ[name] for name in NAMES] == ["1", "avx2", "AVX2", "AVX2"]
-
-
-def test_no_instructions_are_asked_for_that_the_processor_lacks(environment):
-    environment.setattr(processor, "_has_avx2", lambda: False)
-    processor.prepare_processor()
-    assert [os.environ.get(name) for name in NAMES] == ["1", None, None, None]
+    assert [os.environ.get(name) for name in NAMES] == asked
 
 
 def test_another_kind_of_machine_has_no_avx2(environment):
@@ -117,32 +114,30 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     assert kept < 0.3 * returned
 
 
-@pytest.mark.parametrize(("shown", "remedy"), [(0, "set 0"), (2, "set 2")])
-def test_fewer_gpus_than_asked_for_are_refused(monkeypatch, shown, remedy):
-    monkeypatch.delenv("TROLL_ALLOW_CPU", raising=False)
+CPU_BUILD = ("torch 2.13.0+cpu", "TORCH=cuda make env", "set 0")
+
+
+@pytest.mark.parametrize(
+    ("shown", "allowed", "cuda", "facts"),
+    [
+        (0, "", "13.0", ("set 0",)),
+        (2, "", "13.0", ("set 2",)),
+        (0, "", None, CPU_BUILD),
+        (1, "1", "13.0", ("set 1",)),  # a rehearsal may take the CPU in place of all GPUs, but not of some
+        (0, "1", "13.0", None),
+    ],
+)
+def test_fewer_gpus_than_asked_for_are_refused(monkeypatch, shown, allowed, cuda, facts):
+    monkeypatch.setenv("TROLL_ALLOW_CPU", allowed)
     monkeypatch.setattr("torch.cuda.device_count", lambda: shown)
-    monkeypatch.setattr("torch.version.cuda", "13.0")
-    with refused("training.gpus", 4, shown, remedy):
-        require_gpus(4, "training.gpus")
-    assert require_gpus(shown, "training.gpus") == shown and require_gpus(0, "--gpus") == 0
-
-
-def test_a_rehearsal_may_take_the_cpu_in_place_of_all_gpus_but_not_of_some(monkeypatch):
-    monkeypatch.setenv("TROLL_ALLOW_CPU", "1")
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    assert require_gpus(4, "training.gpus") == 0
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    monkeypatch.setattr("torch.version.cuda", "13.0")
-    with refused("training.gpus", 4, "set 1"):
-        require_gpus(4, "training.gpus")
-
-
-def test_a_torch_for_cpus_is_named_where_gpus_are_asked_for(monkeypatch):
-    monkeypatch.delenv("TROLL_ALLOW_CPU", raising=False)
-    monkeypatch.setattr("torch.version.cuda", None)
+    monkeypatch.setattr("torch.version.cuda", cuda)
     monkeypatch.setattr("torch.__version__", "2.13.0+cpu")
-    with refused("training.gpus", 1, "torch 2.13.0+cpu", "TORCH=cuda make env", "set 0"):
-        require_gpus(1, "training.gpus")
+    assert require_gpus(shown, "training.gpus") == shown and require_gpus(0, "--gpus") == 0
+    if facts is None:
+        assert require_gpus(4, "training.gpus") == 0
+        return
+    with refused("training.gpus", 4, *facts):
+        require_gpus(4, "training.gpus")
 
 
 @pytest.mark.parametrize(
