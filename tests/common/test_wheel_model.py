@@ -511,24 +511,32 @@ def test_supervised_steps_teach_the_task_and_keep_what_makes_a_checkpoint(tiny, 
     assert torch.equal(load_model(kept).state_dict()["model.norm.weight"], before["model.norm.weight"])
 
 
-def spoilt_at(monkeypatch, *steps):
-    """The gradient of one weight becomes NaN in these optimiser steps, counted from 1."""
+class Killed(BaseException):
+    """Caught by nothing, as a signal that ends the process."""
+
+
+def disturbed(monkeypatch, *spoilt, killed=0):
+    """In these optimiser steps, from 1, the gradient of one weight is NaN, or the process is killed."""
     train = base_model.train_supervised
 
-    def spoilt(network, *rest, **settings):
+    def hooked(network, *rest, **settings):
         calls = itertools.count(1)
-        network.model.norm.weight.register_hook(
-            lambda gradient: gradient * math.nan if next(calls) in steps else gradient
-        )
+
+        def hook(gradient):
+            if (step := next(calls)) == killed:
+                raise Killed
+            return gradient * math.nan if step in spoilt else gradient
+
+        network.model.norm.weight.register_hook(hook)
         return train(network, *rest, **settings)
 
-    monkeypatch.setattr(base_model, "train_supervised", spoilt)
+    monkeypatch.setattr(base_model, "train_supervised", hooked)
 
 
 def test_a_gradient_that_is_not_finite_costs_one_step_and_not_the_model(
     tiny, tmp_path, mirrored, monkeypatch, capsys
 ):
-    spoilt_at(monkeypatch, 5, 7, 8)
+    disturbed(monkeypatch, 5, 7, 8)
     manifest = taught(tiny, tmp_path / "base")
     assert all(bool(values.isfinite().all()) for values in weights_in(tmp_path / "base").values())
     assert manifest["skipped_steps"] == 3
@@ -536,41 +544,15 @@ def test_a_gradient_that_is_not_finite_costs_one_step_and_not_the_model(
     assert taught(tiny, tmp_path / "again")["skipped_steps"] == 3, "also of steps that were taken"
 
 
-class Killed(BaseException):
-    """Caught by nothing, as a signal that ends the process."""
-
-
-def taught_with_gradients(monkeypatch, hook, *arguments, **settings):
-    """As `taught`, with a hook that gets the gradient of one weight and the number of the step."""
-    train = base_model.train_supervised
-
-    def hooked(network, *rest, **options):
-        calls = itertools.count(1)
-        network.model.norm.weight.register_hook(lambda gradient: hook(gradient, next(calls)))
-        return train(network, *rest, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(base_model, "train_supervised", hooked)
-        return taught(*arguments, **settings)
-
-
-def killed_at_10(gradient, step):
-    if step == 10:
-        raise Killed
-    return gradient * math.nan if step == 3 else gradient
-
-
 def test_killed_steps_go_on_to_the_same_weights(tiny, tmp_path, mirrored, monkeypatch, capsys):
     """The last checkpoint is that of step 8 of 12; a step that was skipped before it is counted, once."""
-    whole = taught_with_gradients(
-        monkeypatch,
-        lambda gradient, step: gradient * math.nan if step == 3 else gradient,
-        tiny,
-        tmp_path / "whole",
-    )
+    with monkeypatch.context() as patch:
+        disturbed(patch, 3)
+        whole = taught(tiny, tmp_path / "whole")
     shutil.rmtree(tmp_path / "place")
-    with pytest.raises(Killed):
-        taught_with_gradients(monkeypatch, killed_at_10, tiny, tmp_path / "base")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        disturbed(patch, 3, killed=10)
+        taught(tiny, tmp_path / "base")
     assert not (tmp_path / "base/manifest.json").exists()
     capsys.readouterr()
     resumed = taught(tiny, tmp_path / "base")
@@ -583,15 +565,16 @@ def test_killed_steps_go_on_to_the_same_weights(tiny, tmp_path, mirrored, monkey
 
 
 def test_checkpoints_of_other_steps_are_not_used(tiny, tmp_path, mirrored, monkeypatch, capsys):
-    with pytest.raises(Killed):
-        taught_with_gradients(monkeypatch, killed_at_10, tiny, tmp_path / "base")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        disturbed(patch, killed=10)
+        taught(tiny, tmp_path / "base")
     taught(tiny, tmp_path / "base", supervised=STEPS | {"learning_rate": 1e-4})
     said = capsys.readouterr().err
     assert "of another configuration; not used" in said and "resumes after" not in said
 
 
 def test_gradients_that_stay_not_finite_end_the_steps(tiny, tmp_path, mirrored, monkeypatch):
-    spoilt_at(monkeypatch, 5, 6, 7)
+    disturbed(monkeypatch, 5, 6, 7)
     with refused("steps 5 to 7", "supervised.learning_rate"):
         taught(tiny, tmp_path / "base")
     assert not (tmp_path / "base/manifest.json").exists()
@@ -816,9 +799,6 @@ def test_jobs_ask_for_a_gpu_only_to_learn(tiny):
     assert asked(4).gpus == 0 and asked(0, supervised=STEPS).gpus == 0
     assert asked(4, supervised=STEPS).gpus == 1, "one process, whatever the runs have"
     assert asked(0, supervised=STEPS).memory_mb >= 16 * 2000, "weights, gradients and two moments in float32"
-
-
-# --- the whole chain ----------------------------------------------------------------------------------------
 
 
 # --- reinforcement learning ---------------------------------------------------------------------------------
