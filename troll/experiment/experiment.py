@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from troll.algorithms.ranges import NonNegativeInt, Positive
 from troll.common.errors import UserError, nearest
@@ -144,12 +144,11 @@ class Experiment(StrictModel):
         "tensorboard", description="also log metrics.jsonl to this tracker; changes no run's key"
     )
 
-    @field_validator("seeds")
-    @classmethod
-    def _differ(cls, seeds: list[int]) -> list[int]:
-        if len(set(seeds)) != len(seeds):
-            raise ValueError("names a seed twice")
-        return seeds
+    @model_validator(mode="after")
+    def _seeds_differ(self) -> "Experiment":
+        if len(set(self.seeds)) != len(self.seeds):
+            raise ValueError(f"seeds: {self.seeds} names a seed twice")
+        return self
 
     @model_validator(mode="before")
     @classmethod
