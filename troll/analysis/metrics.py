@@ -184,9 +184,7 @@ METRICS = _by_name(
     Metric("penalty_kl", NATS, "`kl-penalty`: KL(old || new) in the penalty"),
     Metric("multiplier", "", "`quatro-recon-*`: dual variable λ of the prompt"),
     Metric(
-        "effective_advantage",
-        "",
-        "`quatro-recon-*`: A − λ (log w + log Z), which replaces the advantage",
+        "effective_advantage", "", "`quatro-recon-*`: A − λ (log w + log Z), which replaces the advantage"
     ),
     Metric("update_skipped", "0 or 1", "`kl-stop`: whether the step made no update"),
     Metric(
@@ -288,10 +286,7 @@ SUMMARIES = _by_name(
     ),
     Summary("steps", "steps", "number of optimiser steps", heading="Steps", show="whole"),
     Summary("hours", "hours", "wall-clock time of training", suffix=" h", heading="Hours", wall_clock=True),
-    Summary(
-        *("batch_s", "seconds", "wall-clock time per rollout batch with its updates"),
-        wall_clock=True,
-    ),
+    Summary(*("batch_s", "seconds", "wall-clock time per rollout batch with its updates"), wall_clock=True),
     Summary("batch_cpu_s", "seconds", "processor time per rollout batch with its updates"),
     Summary(
         *("peak_gib", "GiB", "peak memory of tensors on the first GPU; without a GPU, of the process"),

@@ -33,11 +33,7 @@ _TASKS = {
 """Patterns of our tasks by data set of the source; DAPO's parts and MATH Eval are the task dapo."""
 _ESTIMATORS = {"GRPO": ("grpo",), "DrGRPO": ("dr-grpo",), "PPO": ("ppo", "gae"), "GSPO": ("grpo", "gspo")}
 _ESTIMATORS |= {"GAE": ("gae", "ppo"), "PPO-max": ("ppo-max",)}
-_MEASURES = {
-    "DAPO_Train": "final",
-    "MATH_Eval": "math-eval/pass@1",
-    "HumanEval": "humaneval/pass@1",
-}
+_MEASURES = {"DAPO_Train": "final", "MATH_Eval": "math-eval/pass@1", "HumanEval": "humaneval/pass@1"}
 """Our metric by data set where it is not test pass@1."""
 _SWEPT = re.compile(r"([2-9]|\d\d+)x$|lr\d+$")
 """Conditions of a sweep over staleness or learning rate, which only match rows of these sweeps."""

@@ -11,14 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from troll.analysis.data.axes import AXES, recorded
-from troll.analysis.data.summaries import (
-    BASELINE,
-    Cell,
-    difference,
-    interval,
-    method_order,
-    trained_cells,
-)
+from troll.analysis.data.summaries import BASELINE, Cell, difference, interval, method_order, trained_cells
 from troll.analysis.registry import crossed
 from troll.analysis.render.formats import MINUS, points
 from troll.analysis.render.panels import grid

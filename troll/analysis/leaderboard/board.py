@@ -42,10 +42,7 @@ RECONSTRUCTED = "-recon-"
 
 
 def board_table(
-    final: Sequence[Results],
-    trials: pd.DataFrame,
-    best: Mapping[tuple[str, str], Trial],
-    protocol: Protocol,
+    final: Sequence[Results], trials: pd.DataFrame, best: Mapping[tuple[str, str], Trial], protocol: Protocol
 ) -> pd.DataFrame:
     """Returns one row per task and rule, best first.
 

@@ -257,10 +257,7 @@ def to_latex(frame: pd.DataFrame) -> str:
     r"""Returns a booktabs tabular with notes; requires ``\usepackage{booktabs}`` and UTF-8 input."""
     headings, rows = shown(frame)
     numeric = _numeric(frame) if rows else [False]
-    lines = [
-        r"\begin{tabular}{" + "".join("r" if right else "l" for right in numeric) + "}",
-        r"\toprule",
-    ]
+    lines = [r"\begin{tabular}{" + "".join("r" if right else "l" for right in numeric) + "}", r"\toprule"]
     lines += [" & ".join(map(_escape, headings)) + r" \\", r"\midrule"] if rows else [r"no runs \\"]
     for index, row in enumerate(rows):
         if index and row[0] != rows[index - 1][0]:

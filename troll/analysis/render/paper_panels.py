@@ -189,9 +189,5 @@ def additions(*, published: bool = True) -> list[Line2D]:
 def legend(figure: Figure, handles: Sequence[Line2D], *, columns: int) -> None:
     """Adds a legend for the whole figure above the panels."""
     figure.legend(
-        handles=list(handles),
-        loc="outside upper center",
-        ncols=columns,
-        handlelength=2.4,
-        columnspacing=1.6,
+        handles=list(handles), loc="outside upper center", ncols=columns, handlelength=2.4, columnspacing=1.6
     )

@@ -82,7 +82,7 @@ def check_results(
 
 
 def _lacks_plan(path: Path) -> str:
-    """Returns why the plan does not name the runs; empty if it does. Runs may be collected without."""
+    """Returns why the plan names no runs, empty if it does; runs collected by hand may have no plan."""
     if not path.exists():
         return "no such file"
     plan = read_json(path)

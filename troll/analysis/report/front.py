@@ -14,10 +14,7 @@ from troll.analysis.leaderboard.protocol import read_protocol
 from troll.analysis.render.formats import bracketed, counted, listed, points, significant
 from troll.analysis.report.questions import BELOW, Question, step_ratio
 
-_ON_AVERAGE = {
-    "supported everywhere": "in every setting",
-    "supported on average": "on average",
-}
+_ON_AVERAGE = {"supported everywhere": "in every setting", "supported on average": "on average"}
 _SIDES = {"higher": "above", "lower": "below", "equivalent": "level"}
 _OTHER = {"not shown": "**not shown**", "inconclusive": "**not decided**"}
 """Of verdicts that support nothing; of others the answer is the verdict itself."""
@@ -36,11 +33,7 @@ _TESTBED = (
 
 QUESTIONS = (
     Question("Testbed, fresh rollouts (one pass over each batch)", _TESTBED, "testbed-gentle-not-worse"),
-    Question(
-        "Testbed, stale rollouts (three passes, neither rule tuned)",
-        _TESTBED,
-        "testbed-stale-better",
-    ),
+    Question("Testbed, stale rollouts (three passes, neither rule tuned)", _TESTBED, "testbed-stale-better"),
     Question(
         "A pretrained model of 135M parameters, stale rollouts",
         "`make results EXPERIMENT=workflow/config/smollm2.yaml REPEAT=1`; on a GPU "

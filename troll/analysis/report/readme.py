@@ -65,7 +65,6 @@ def blocks(
         "verdicts": to_short_markdown(judged),
         "results-table": to_markdown(comparison_table(main)),
         "results-sentences": "\n".join(sentences(main, items)) + "\n",
-        "results-full-table": to_markdown(main),
         "provenance": "\n".join(provenance(runs) if runs is not None else []) + "\n",
     }
 

@@ -310,7 +310,7 @@ def _notes(frame: pd.DataFrame, runs: pd.DataFrame, reference: str, skipped: Map
         f"{reference} in the same setting, paired by seed, with Student's 95 % interval over seeds. {ALONE} "
         "p: paired t-test over seeds. "
         "KL: mean over the last third of the run; final: mean over its last tenth. KL and entropy in nats "
-        "per token.",
+        "per token."
     ]
     notes += [ONE_SEED] if 1 in counts else []
     if OFFICIAL_METRIC in frame:
