@@ -9,7 +9,7 @@ import synthetic
 from refusals import refused
 
 from troll.analysis.claims.packaged import claim_files
-from troll.analysis.data.archive import TAKEN, append_run, archived_runs, take
+from troll.analysis.data.archive import FROM_RELEASE, append_run, archived_runs, collect_planned
 from troll.analysis.data.results import Plan, read_results, write_plan
 from troll.analysis.data.tidy import read_table_file, read_tidy, table_files, write_table_file
 from troll.analysis.report.check import check_results
@@ -142,9 +142,9 @@ def test_the_finished_runs_of_an_unfinished_experiment_are_added_to_those_of_the
     assert set(archived_runs(released)) == {first, rest[0]}
     commit(checkout)
     # Once all are there, the copies are part of the release as any other rows, in a file for each rule.
-    take(local, keys, {name: by_name[name] for name in rest}, released)
+    collect_planned(local, keys, {name: by_name[name] for name in rest}, released)
     record_commit(local, "c0ffee")
-    assert TAKEN in table_files(local)
+    assert FROM_RELEASE in table_files(local)
     expected = [dict(zip(COORDINATES, name.split("/"), strict=False)) for name in keys if "seed" in name]
     seeds = [int(name[-1]) for name in keys if "seed" in name]
     planned = [

@@ -12,7 +12,14 @@ import synthetic
 from forked_snakemake import CONTEXT
 from refusals import error_of, refused
 
-from troll.analysis.data.archive import TAKEN, ArchivedRun, append_run, archived_runs, table_of_rule, take
+from troll.analysis.data.archive import (
+    FROM_RELEASE,
+    ArchivedRun,
+    append_run,
+    archived_runs,
+    collect_planned,
+    table_of_rule,
+)
 from troll.analysis.data.results import read_results
 from troll.analysis.data.runs import read_directories
 from troll.analysis.data.tidy import read_table_file, read_tidy, table_file, table_files
@@ -169,7 +176,7 @@ def test_finished_directories_that_the_tables_lack_are_appended(made, tmp_path, 
     append(made, tmp_path, CLIP[0], CLIP[1], TROLL[0])
     before = contents(tmp_path)
     keys = {name: key(name) for name in (CLIP[0], BASE)}
-    tidy = take(tmp_path, keys, made)
+    tidy = collect_planned(tmp_path, keys, made)
     assert set(tidy.runs["run_id"]) == set(tidy.items["run_id"]) == {CLIP[0], BASE}, (
         "what is planned, no more"
     )
@@ -177,16 +184,16 @@ def test_finished_directories_that_the_tables_lack_are_appended(made, tmp_path, 
         name: data for name, data in contents(tmp_path).items() if name != "base"
     }
     when = written(tmp_path)
-    take(tmp_path, keys, {})
+    collect_planned(tmp_path, keys, {})
     assert written(tmp_path) == when, "all was there"
     # What is there otherwise than planned is made again, and then replaced.
-    take(tmp_path, keys | {CLIP[1]: "another"}, made)
+    collect_planned(tmp_path, keys | {CLIP[1]: "another"}, made)
     assert archived_runs(tmp_path)[CLIP[1]].key == "another" and archived_runs(tmp_path)[CLIP[0]].key == key(
         CLIP[0]
     )
     monkeypatch.setattr(numerics, "CHANGES", (*numerics.CHANGES, numerics.Change(99, "one", ("clip",))))
     with refused(tmp_path / "tidy", CLIP[0]):
-        take(tmp_path, keys, {})
+        collect_planned(tmp_path, keys, {})
 
 
 def test_released_rows_are_copied_where_nothing_was_made_here(made, tmp_path):
@@ -195,25 +202,25 @@ def test_released_rows_are_copied_where_nothing_was_made_here(made, tmp_path):
     before = contents(released)
     append(made, results, CLIP[0])
     keys = {name: key(name) for name in (CLIP[0], CLIP[1], BASE)}
-    tidy = take(results, keys, {}, released)
+    tidy = collect_planned(results, keys, {}, released)
     pd.testing.assert_frame_equal(
         tidy.runs.astype(str), expected(made, CLIP[0], CLIP[1], BASE).runs.astype(str)
     )
     assert set(archived_runs(results)) == {CLIP[0]}, "what is copied does not count as made here"
     # A group copies its own runs and leaves those of the others.
-    take(results, {TROLL[0]: key(TROLL[0])}, {}, released)
+    collect_planned(results, {TROLL[0]: key(TROLL[0])}, {}, released)
     assert set(read_tidy(results).runs["run_id"]) == {CLIP[0], CLIP[1], BASE, TROLL[0]}
     # A run that is made here, or must be, replaces its copy.
     append(made, results, CLIP[1])
     assert set(read_tidy(results).runs["run_id"]) == {CLIP[0], CLIP[1], BASE, TROLL[0]}
-    take(results, keys, {BASE: made[BASE]})
+    collect_planned(results, keys, {BASE: made[BASE]})
     assert set(archived_runs(results)) == {CLIP[0], CLIP[1], BASE}
-    assert set(read_table_file(table_file(results, TAKEN))["run_id"]) == {TROLL[0]}
+    assert set(read_table_file(table_file(results, FROM_RELEASE))["run_id"]) == {TROLL[0]}
     with refused(results / "tidy", TROLL[0]):
-        take(results, {TROLL[0]: key(TROLL[0])}, {})
+        collect_planned(results, {TROLL[0]: key(TROLL[0])}, {})
     # Released rows under another key are other runs.
     with refused(results / "tidy", TROLL[0]):
-        take(results, {TROLL[0]: "another"}, {}, released)
+        collect_planned(results, {TROLL[0]: "another"}, {}, released)
     assert contents(released) == before
 
 
@@ -236,7 +243,7 @@ def test_what_is_neither_in_the_tables_nor_finished_here_is_refused_in_one_line(
         ({}, made, (tmp_path, "keys")),
     ):
         with refused(*facts):
-            take(tmp_path, keys, directories)
+            collect_planned(tmp_path, keys, directories)
         assert contents(tmp_path) == before
 
 
@@ -295,7 +302,7 @@ def test_a_damaged_table_takes_nothing_and_stays_as_it_is(made, tmp_path, place)
     before = contents(tmp_path)
     attempts = [
         lambda: append(made, tmp_path, CLIP[1]),
-        lambda: take(tmp_path, {CLIP[0]: key(CLIP[0])}, made),
+        lambda: collect_planned(tmp_path, {CLIP[0]: key(CLIP[0])}, made),
     ]
     if place == "the end":  # nobody can say which runs it holds
         attempts += [lambda: archived_runs(tmp_path), lambda: append(made, tmp_path, TROLL[1])]

@@ -38,7 +38,7 @@ def judged(*effects, side=ABOVE, least=3, **given):
 def test_every_setting_has_to_hold_for_everywhere():
     assert judged(0.1, 0.2, 0.3).label == "supported everywhere"
     one_out = judged(0.1, 0.12, 0.11, 0.1, 0.01)
-    assert one_out.label == "supported on average" and one_out.held == (True, True, True, True, False)
+    assert one_out.label == "supported on average" and one_out.shown_in == (True, True, True, True, False)
     assert one_out.pooled is not None and one_out.pooled.low > 0
 
 
@@ -58,7 +58,7 @@ def test_settings_that_share_their_baseline_are_less_sure_on_average():
 
 def test_of_an_average_on_the_other_side_the_contrary_holds():
     found = judged(-0.02, -0.03, -0.01, -0.02, -0.025)
-    assert found.label == "the contrary holds" and not any(found.held)
+    assert found.label == "the contrary holds" and not any(found.shown_in)
     assert judged(0.01, 0.02, 0.0, 0.01, side=Side("equivalent", 0.03)).verdict == "supported on average"
     assert judged(0.06, 0.07, 0.08, 0.05, side=Side("equivalent", 0.03)).verdict == "the contrary holds"
     assert judged(0.05, 0.06, 0.05, side=Side("higher", 0.1)).verdict == "the contrary holds"
@@ -82,9 +82,9 @@ def test_single_settings_that_show_both_depend_on_what_separates_them():
 
 def test_with_two_clear_exceptions_and_no_support_a_claim_is_not_shown_and_one_of_many_says_nothing():
     two = judged(-0.3, -0.28, 0.01, 0.02, 0.015, spread=0.15, seeds=9)
-    assert two.label == "not shown" and sum(two.wrong) == 2
+    assert two.label == "not shown" and sum(two.refuted_in) == 2
     one = judged(-0.3, 0.01, 0.02, 0.015)
-    assert one.label == "inconclusive" and sum(one.wrong) == 1
+    assert one.label == "inconclusive" and sum(one.refuted_in) == 1
     assert judged(-0.3, 0.01).label == "not shown", "no average is taken of two"
     assert judged(-0.3, -0.2).label == "the contrary holds", "in every setting"
 
@@ -121,14 +121,15 @@ def test_one_setting_that_shows_the_contrary_decides_and_its_seeds_are_foreseen(
     ]
     assert 1 - math.prod(1 - chance for chance in strict) >= 0.8
     later = judged(0.4, -0.4, 0.1, -0.1, spread=0.5, seeds=2 * undecided.seeds)
-    assert any(later.wrong) and later.label.startswith("depends on")
+    assert any(later.refuted_in) and later.label.startswith("depends on")
 
 
 def test_what_a_setting_shows_is_not_refuted_by_another_alone():
     """One is clearly wrong, one shows the claim at 95 % and not at the strict level, five say nothing."""
     known = [*settings(-0.3), *settings(0.05, spread=0.035), *settings(*[0.0] * 5, spread=0.5)]
     decision = decide(ABOVE, known, 3)
-    assert decision.held[1] and decision.wrong[0] and sum(decision.held) == sum(decision.wrong) == 1
+    assert decision.shown_in[1] and sum(decision.shown_in) == 1
+    assert decision.refuted_in[0] and sum(decision.refuted_in) == 1
     assert decision.label == "inconclusive"
     two = [known[0], replace(known[0], name="another"), *known[2:]]
     assert decide(ABOVE, two, 3).label == "the contrary holds", "the average says so, too"

@@ -9,7 +9,6 @@ from matplotlib.patches import Polygon
 
 from troll.analysis.data.results import read_tables
 from troll.analysis.figures.forest import averages, forest_figure, forest_lines
-from troll.analysis.registry import entries
 from troll.analysis.tables.comparisons import comparison_family
 
 ROOT = Path(__file__).parents[2] / "results/released"
@@ -18,10 +17,6 @@ RELEASED = [ROOT / name for name in ("testbed", "testbed-ablations", "testbed-es
 
 def diamonds(figure):
     return [patch for patch in figure.axes[0].patches if isinstance(patch, Polygon)]
-
-
-def test_it_is_the_first_figure():
-    assert next(iter(entries("figure"))) == "forest"
 
 
 def test_a_line_for_each_setting_and_a_diamond_for_each_condition(runs, items):

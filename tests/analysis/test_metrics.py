@@ -3,10 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
-import pytest
-
-from troll.analysis.data.reduction import Curve, summary_of
 from troll.analysis.metrics import DIAGNOSTICS, METRICS, SHARE, SUMMARIES, markdown
 from troll.analysis.render.formats import STYLES
 
@@ -17,22 +13,6 @@ def test_what_runs_log_is_described_but_for_names_of_a_rule_alone():
     logged = {metric for record in recorded for run in record["runs"].values() for metric in run["metrics"]}
     assert {"kl_to_old", "kl_projected"} < logged
     assert logged - METRICS.keys() == {"ratio_low_bound", "ratio_high_bound"}  # of bapo
-
-
-def test_summaries_are_computed_from_the_metric_that_they_name():
-    steps = np.arange(1.0, 31.0)
-    values = np.concatenate([np.linspace(0, 1, 15), np.linspace(1, 0.5, 15)])
-    curves = {
-        name: Curve(steps, np.floor(steps / 3), steps, values)
-        for name in {summary.of for summary in SUMMARIES.values() if summary.of}
-    }
-    found = summary_of(curves)
-    assert found["kl"] == pytest.approx(values[-10:].mean())
-    assert found["entropy"] == found["final"] == pytest.approx(values[-3:].mean())
-    assert found["entropy_start"] == pytest.approx(values[:2].mean())
-    assert found["kl_max"] == found["peak"] == 1.0 and found["drop"] == pytest.approx(0.5)
-    assert found["area"] == pytest.approx(np.trapezoid(values, steps) / 29)
-    assert {summary.stored or name for name, summary in SUMMARIES.items() if summary.of} <= found.keys()
 
 
 def test_what_is_shown_has_a_heading_and_a_unit():

@@ -6,6 +6,7 @@ import pytest
 import synthetic
 from refusals import refused
 
+from troll.analysis.claims.ledger import to_short_markdown
 from troll.analysis.claims.verdicts import judge
 from troll.analysis.report.front import front
 from troll.analysis.report.readme import blocks, check, render, sentences, update
@@ -125,19 +126,13 @@ def late_kl(name, direction="lower", trust_region="troll"):
     )
 
 
-def test_verdicts_are_a_block(main, runs, items):
-    claims = [late_kl(name, trust_region=name) for name in ("troll", "gspo")]
-    generated = blocks(main, items, judged=judge(claims, runs, items))
-    text = render("<!-- generated:verdicts -->\nold\n<!-- /generated -->\n", generated)
-    assert "**supported everywhere**" in text
-    assert "1 further claim: **not run**." in text and "| gspo |" not in text
-
-
 def test_three_findings_are_taken_by_rule(main, runs, items):
     claims = [late_kl("lost", "higher"), *(late_kl(f"won{n}") for n in range(3))]
     claims.append(late_kl("absent", trust_region="gspo"))
-    text = blocks(main, items, judged=judge(claims, runs, items))["findings"]
-    lines = text.splitlines()
+    judged = judge(claims, runs, items)
+    generated = blocks(main, items, judged=judged)
+    assert generated["verdicts"] == to_short_markdown(judged)
+    lines = generated["findings"].splitlines()
     # What speaks against a claim is told in its turn.
     assert [line.split(":")[0] for line in lines[:4]] == ["- won0", "- lost", "- won1", "- won2"]
     assert "**the contrary holds: below by " in lines[1] and "**supported everywhere**" in lines[0]

@@ -31,7 +31,7 @@ def collect(
         tidy = tables.read_directories(runs, bases, keys=planned.keys)
     else:
         names = {"/".join(path.parts[-6:] if trained[path] else path.parts[-3:]): path for path in places}
-        tidy = archived.take(archive, planned.keys, names, released)
+        tidy = archived.collect_planned(archive, planned.keys, names, released)
     tidy = tables.checked(tidy, by_place=archive is not None, allow_mixed=allow_mixed)
     if archive != out:
         tables.write_whole(tidy, out)

@@ -198,10 +198,10 @@ class Targets:
     @property
     def _has_copies(self) -> bool:
         """Whether the rows of released runs have been copied here."""
-        from troll.analysis.data.archive import TAKEN
+        from troll.analysis.data.archive import FROM_RELEASE
         from troll.analysis.data.tidy import table_file
 
-        return table_file(Path(self.root), TAKEN).exists()
+        return table_file(Path(self.root), FROM_RELEASE).exists()
 
     def local_places(self, runs: Iterable[Run]) -> list[str]:
         """Returns the places of runs and base models whose results are, or will be, in directories here.

@@ -106,8 +106,8 @@ class Decision:
 
     verdict: Verdict
     settings: tuple[PairedDifferences, ...] = ()  # the settings with runs of both methods
-    held: tuple[bool, ...] = ()  # by setting, whether it alone shows the claim
-    wrong: tuple[bool, ...] = ()  # by setting, whether it shows the contrary, at the strict level
+    shown_in: tuple[bool, ...] = ()  # by setting, whether it alone shows the claim
+    refuted_in: tuple[bool, ...] = ()  # by setting, whether it shows the contrary, at the strict level
     pooled: Pooled | None = None  # the average over settings; None for fewer than three, or too few seeds
     coordinate: str = ""  # of the verdict "depends": a coordinate, or "setting"
     levels: Mapping[str, float] | None = None  # unweighted mean over settings at each of its levels
@@ -164,14 +164,14 @@ def decide(side: Side, settings: Sequence[PairedDifferences], least_seeds: int) 
     if not settings:
         return Decision("not run")
     present = tuple(settings)
-    held = tuple(_reads(side.shown, setting, LEVEL) for setting in present)
+    shown_in = tuple(_reads(side.shown, setting, LEVEL) for setting in present)
     strict = _strict(len(present))
-    wrong = tuple(_reads(side.refuted, setting, strict) for setting in present)
+    refuted_in = tuple(_reads(side.refuted, setting, strict) for setting in present)
     if any(setting.seeds < least_seeds for setting in present):
-        return Decision("inconclusive", present, held, wrong, seeds=least_seeds)
+        return Decision("inconclusive", present, shown_in, refuted_in, seeds=least_seeds)
     pooled = pool(*_effects(present)) if len(present) >= LEAST_SETTINGS else None
-    evidence = (present, held, wrong, pooled)
-    if all(held):
+    evidence = (present, shown_in, refuted_in, pooled)
+    if all(shown_in):
         return Decision("supported everywhere", *evidence)
     name, p = _moderator(side, present)
     if name:
@@ -182,11 +182,11 @@ def decide(side: Side, settings: Sequence[PairedDifferences], least_seeds: int) 
     if pooled and side.refuted(pooled.low, pooled.high):
         return Decision("the contrary holds", *evidence)
     holds = tuple(_reads(side.shown, setting, strict) for setting in present)
-    if any(wrong) and any(holds):
-        name = _separates(present, holds, wrong)
+    if any(refuted_in) and any(holds):
+        name = _separates(present, holds, refuted_in)
         return Decision("depends", *evidence, name, _levels(present, name))
-    if sum(wrong) >= least_wrong(present) and not any(held):
-        return Decision("the contrary holds" if all(wrong) else "not shown", *evidence)
+    if sum(refuted_in) >= least_refuted(present) and not any(shown_in):
+        return Decision("the contrary holds" if all(refuted_in) else "not shown", *evidence)
     seeds, deciding, decidable = _forecast(side, present)
     return Decision("inconclusive", *evidence, seeds=seeds, deciding=deciding, average_decidable=decidable)
 
@@ -236,12 +236,12 @@ def _moderator(side: Side, settings: Sequence[PairedDifferences]) -> tuple[str, 
     return name, p
 
 
-def _separates(settings: Sequence[PairedDifferences], holds: Sequence[bool], wrong: Sequence[bool]) -> str:
+def _separates(settings: Sequence[PairedDifferences], holds: Sequence[bool], fails: Sequence[bool]) -> str:
     """Returns the first coordinate without a level where some settings hold and others are wrong."""
     for name in ("condition", *MODERATORS):
         values = [setting.coordinates[name] for setting in settings]
         right, left = (
-            {value for value, flag in zip(values, flags, strict=True) if flag} for flags in (holds, wrong)
+            {value for value, flag in zip(values, flags, strict=True) if flag} for flags in (holds, fails)
         )
         if not right & left:
             return name
@@ -272,14 +272,14 @@ def _forecast(side: Side, settings: Sequence[PairedDifferences]) -> tuple[int | 
     return found.get(first) if first else None, first, counts.get("average") is not None
 
 
-def least_wrong(settings: Sequence[PairedDifferences]) -> int:
+def least_refuted(settings: Sequence[PairedDifferences]) -> int:
     """Returns how many settings must show the contrary to be evidence against a claim."""
     return 2 if len(settings) >= LEAST_SETTINGS else 1
 
 
 def _enough_refuted(side: Side, settings: Sequence[PairedDifferences], spreads: Array, seeds: int) -> float:
-    """Chance that at least `least_wrong` settings will show the contrary at the strict level."""
-    exactly = np.zeros(least_wrong(settings) + 1)  # chances of exactly 0, 1, ... settings; the last: or more
+    """Chance that at least `least_refuted` settings will show the contrary at the strict level."""
+    exactly = np.zeros(least_refuted(settings) + 1)  # chances of exactly 0, 1, ...; the last: or more
     exactly[0] = 1.0
     for setting, spread in zip(settings, spreads, strict=True):
         if side.refuted(setting.effect, setting.effect):

@@ -51,14 +51,15 @@ def _evidence(entry: ClaimVerdict) -> str:
 
     If a claim is not shown, the settings that show the contrary come first, as they are the evidence.
     """
-    count, wrong = len(entry.decision.settings), sum(entry.decision.wrong)
+    count, refuted = len(entry.decision.settings), sum(entry.decision.refuted_in)
     numbers = levels(entry, most=3) if entry.verdict == "depends" else on_average(entry) or span(entry)
     settings = counted(count, "setting")
     base = f"; {both_below(entry)}" if both_below(entry) else ""
-    if not wrong or entry.verdict != "not shown":
+    if not refuted or entry.verdict != "not shown":
         return f"{numbers}, {settings}{base}"
-    held, fallen = sum(entry.decision.held) or "none", f", {collapsed(entry)}" if collapsed(entry) else ""
-    return f"the contrary is shown in {wrong} of {settings}{fallen}, the claim in {held}; {numbers}{base}"
+    shown = sum(entry.decision.shown_in) or "none"
+    fallen = f", {collapsed(entry)}" if collapsed(entry) else ""
+    return f"the contrary is shown in {refuted} of {settings}{fallen}, the claim in {shown}; {numbers}{base}"
 
 
 def _closing(judged: Sequence[ClaimVerdict]) -> str:

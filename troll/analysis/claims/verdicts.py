@@ -22,7 +22,7 @@ from troll.analysis.claims.decision import Decision, Direction, PairedDifference
 from troll.analysis.claims.fields import WALL_CLOCK, Baseline, Metric, own_k
 from troll.analysis.data.axes import by_condition
 from troll.analysis.data.divergence import equally_near, late_divergences, nearest
-from troll.analysis.data.settings import first_experiments, made_first, same_but_for_batches
+from troll.analysis.data.settings import earliest_experiment, first_experiments, same_but_for_batches
 from troll.analysis.data.summaries import Cell, cells, difference, paired_scores, per_run, values_by_seed
 from troll.analysis.data.tidy import BASE
 from troll.common.errors import UserError
@@ -181,7 +181,7 @@ def _judge(
                 reasons.append("runs share processors, so that their wall-clock times are not compared")
                 continue
             origins = {
-                cell: made_first(experiment, cell.rows(summary)["run_id"], first)
+                cell: earliest_experiment(experiment, cell.rows(summary)["run_id"], first)
                 for cell in (*line, *baselines)
             }
             key = (*map(str, origins), *origins.values())
@@ -199,7 +199,7 @@ def _judge(
     tables = {name: items for name, (*_, items) in evidence.items()}
 
     def below_base(setting: _Measured, line: _Line) -> bool:
-        return all(_falls(tables[name], line) for name in setting.experiments)
+        return all(_ends_below_base(tables[name], line) for name in setting.experiments)
 
     below = tuple(below_base(setting, setting.line) for setting in counted)
     return ClaimVerdict(
@@ -244,7 +244,7 @@ def _with_other_batches(measured: Iterable[_Measured], runs: Mapping[str, pd.Dat
     return joined
 
 
-def _falls(items: pd.DataFrame, line: Sequence[Cell]) -> bool:
+def _ends_below_base(items: pd.DataFrame, line: Sequence[Cell]) -> bool:
     """Returns whether all of these cells end below their base models on average over seeds."""
     differences = [difference(items, cell, cell.base_model()) for cell in line]
     return bool(differences) and all(change is not None and change.estimate < 0 for change in differences)

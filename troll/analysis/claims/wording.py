@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
-from troll.analysis.claims.decision import MOST_SEEDS, PairedDifferences, least_wrong
+from troll.analysis.claims.decision import MOST_SEEDS, PairedDifferences, least_refuted
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.data.divergence import WITHIN
 from troll.analysis.metrics import METRICS, SHARE, SUMMARIES
@@ -129,14 +129,14 @@ def levels(entry: ClaimVerdict, *, most: int | None = None) -> str:
 def _holding(entry: ClaimVerdict) -> str:
     """In how many single settings the claim or its contrary is shown, and in which it is not."""
     decision, count = entry.decision, len(entry.decision.settings)
-    held, wrong = sum(decision.held), sum(decision.wrong)
-    if count == 1 and not wrong:
-        return "holds in its one setting" if held else "its one setting does not decide it"
-    parts = [] if wrong == count else [f"no single setting of {count} shows it by itself"]
-    if held:
-        parts = [f"holds in {'all ' if held == count else ''}{_of(held, count)}"]
+    shown, refuted = sum(decision.shown_in), sum(decision.refuted_in)
+    if count == 1 and not refuted:
+        return "holds in its one setting" if shown else "its one setting does not decide it"
+    parts = [] if refuted == count else [f"no single setting of {count} shows it by itself"]
+    if shown:
+        parts = [f"holds in {'all ' if shown == count else ''}{_of(shown, count)}"]
     parts += [part for part in (_contrary(entry), collapsed(entry)) if part]
-    if decision.verdict == "supported on average" and held:
+    if decision.verdict == "supported on average" and shown:
         parts.append(f"not shown in {_without(entry)}")
     return ", ".join(parts)
 
@@ -153,33 +153,33 @@ def both_below(entry: ClaimVerdict) -> str:
 
 def collapsed(entry: ClaimVerdict) -> str:
     """States that the baseline collapsed in every setting that shows the contrary; empty if it did not."""
-    wrong = entry.decision.wrong
-    if not any(wrong) or not entry.baseline_below_base:
+    refuted = entry.decision.refuted_in
+    if not any(refuted) or not entry.baseline_below_base:
         return ""
-    if not all(fallen for fallen, flag in zip(entry.baseline_below_base, wrong, strict=True) if flag):
+    if not all(fallen for fallen, flag in zip(entry.baseline_below_base, refuted, strict=True) if flag):
         return ""
     return f"where {_name(entry.claim).rstrip('*')} has fallen below its base model"
 
 
 def _contrary(entry: ClaimVerdict) -> str:
     """In how many settings the contrary is shown; for claims of equivalence, on which side of the margin."""
-    settings, flags = entry.decision.settings, entry.decision.wrong
-    wrong = [setting for setting, flag in zip(settings, flags, strict=True) if flag]
-    if not wrong:
+    settings, flags = entry.decision.settings, entry.decision.refuted_in
+    refuted = [setting for setting, flag in zip(settings, flags, strict=True) if flag]
+    if not refuted:
         return ""
-    where = str(len(wrong))
-    if len(wrong) == len(settings):
-        where = f"all {len(wrong)} settings" if len(wrong) > 1 else "its one setting"
+    where = str(len(refuted))
+    if len(refuted) == len(settings):
+        where = f"all {len(refuted)} settings" if len(refuted) > 1 else "its one setting"
     if entry.claim.direction != "equivalent":
         return f"the contrary is shown in {where}"
-    sides = sorted({"above" if setting.effect > 0 else "below" for setting in wrong})
+    sides = sorted({"above" if setting.effect > 0 else "below" for setting in refuted})
     return f"outside the margin in {where} ({' or '.join(sides)})"
 
 
 def _without(entry: ClaimVerdict) -> str:
     """Returns the settings that do not show the claim; a condition is named if none of its settings does."""
-    settings, held = entry.decision.settings, entry.decision.held
-    left = [setting for setting, flag in zip(settings, held, strict=True) if not flag]
+    settings, shown = entry.decision.settings, entry.decision.shown_in
+    left = [setting for setting, flag in zip(settings, shown, strict=True) if not flag]
     every, without = _by_condition(settings), _by_condition(left)
     whole = {name: len(of) for name, of in every.items() if len(of) > 1 and of == without.get(name)}
     names = [
@@ -219,7 +219,7 @@ def _missing(entry: ClaimVerdict) -> str:
             return f"{more} decide, if differences stay as they are"
         outcome = {
             "average": "decide the average",
-            "contrary": f"show the contrary in {counted(least_wrong(settings), 'setting')}",
+            "contrary": f"show the contrary in {counted(least_refuted(settings), 'setting')}",
             "claim": "show the claim in every setting",
         }[decision.deciding]
         text = f"{more} {outcome}, if differences stay as they are"
@@ -230,13 +230,13 @@ def _missing(entry: ClaimVerdict) -> str:
     return f"even {MOST_SEEDS:,} seeds in each setting might not decide{more}"
 
 
-def _of(held: int, settings: int, where: str = "") -> str:
-    if where and held == settings > 1:
+def _of(shown: int, settings: int, where: str = "") -> str:
+    if where and shown == settings > 1:
         return f"all {settings} settings{where}"
     if where:
-        return f"the one setting{where}" if settings == 1 else f"{held} of {settings} settings{where}"
+        return f"the one setting{where}" if settings == 1 else f"{shown} of {settings} settings{where}"
     every = counted(settings, "setting")
-    return every if held == settings else f"{held or 'none'} of {every}"
+    return every if shown == settings else f"{shown or 'none'} of {every}"
 
 
 def _name(claim: Claim) -> str:

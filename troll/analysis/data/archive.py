@@ -2,8 +2,8 @@
 
 Only if the experiment file says ``archive: true``. A run is appended to the table of its rule in
 ``results/<experiment>/tidy`` when it ends, so that a lost machine costs only the runs in progress. Runs in
-``results/released/<experiment>/tidy`` count too: collecting copies them to the table `TAKEN`. A run counts if
-its key is the planned one and no later version of the numbers changes its rule.
+``results/released/<experiment>/tidy`` count too: collecting copies them to the table `FROM_RELEASE`. A run
+counts if its key is the planned one and no later version of the numbers changes its rule.
 """
 
 import re
@@ -29,7 +29,7 @@ from troll.common.numerics import changed_since
 
 _FINISHED = ("manifest.json", "grades.json")
 _IDENTITY = ("run_id", "key", "numerics", "rule")
-TAKEN = "+released"
+FROM_RELEASE = "+released"
 """Name of the table with rows that were copied from the release; no rule's table can have it."""
 
 
@@ -42,7 +42,7 @@ class ArchivedRun:
     rule: str  # of its trust region; empty for a base model
 
     def counts_as(self, key: str) -> bool:
-        """Returns whether it is what a run with this key would come out as now."""
+        """Returns whether running the key again today would give the same numbers."""
         return self.key == key and not changed_since(self.numerics, self.rule)
 
 
@@ -53,7 +53,7 @@ def table_of_rule(rule: str) -> str:
 
 
 def archived_runs(results: Path) -> dict[str, ArchivedRun]:
-    """Returns runs and base models in an experiment's tables by run id, without those of `TAKEN`."""
+    """Returns runs and base models in an experiment's tables by run id, without those of `FROM_RELEASE`."""
     runs: dict[str, ArchivedRun] = {}
     for path in _own_table_files(results):
         rows = read_table_file(path, _IDENTITY).drop_duplicates()
@@ -64,14 +64,14 @@ def archived_runs(results: Path) -> dict[str, ArchivedRun]:
 
 def _own_table_files(results: Path) -> list[Path]:
     """Returns the tables of runs that were appended in ``results``, as opposed to copied from the release."""
-    return [path for name, path in table_files(results).items() if name != TAKEN]
+    return [path for name, path in table_files(results).items() if name != FROM_RELEASE]
 
 
 def append_run(directory: Path, results: Path, key: str) -> None:
     """Adds a finished run, or a graded base model, to the tables; one of the same name is replaced.
 
-    Processes wait for one another, and a file is replaced whole: whenever this is killed, the tables hold
-    what they held before, or the new run as well, or neither it nor the one that it replaces.
+    Processes wait for one another, and each file is replaced atomically. If this is killed while it replaces
+    a run, that run may be missing; all others are intact.
     """
     if missing := [name for name in _FINISHED if not (directory / name).is_file()]:
         raise UserError(f"{directory / missing[0]}: missing; only finished runs that are graded can be kept")
@@ -103,7 +103,7 @@ def _remove(run_ids: set[str], path: Path) -> None:
         write_table_file(path, [kept])
 
 
-def take(
+def collect_planned(
     results: Path, keys: Mapping[str, str], directories: Mapping[str, Path], released: Path | None = None
 ) -> Tidy:
     """Returns the tables of the planned runs and base models.
@@ -143,8 +143,8 @@ def take(
 
 
 def _copy_released(run_ids: set[str], planned: Collection[str], released: Path | None, results: Path) -> None:
-    """Copies the rows of these runs, out of the planned ones, from the released tables to `TAKEN`."""
-    path = table_file(results, TAKEN)
+    """Copies the rows of these runs, out of the planned ones, from the released tables to `FROM_RELEASE`."""
+    path = table_file(results, FROM_RELEASE)
     with only_writer(results / TIDY):
         if path.exists():  # with runs that another group of the experiment has copied
             _remove(set(planned), path)

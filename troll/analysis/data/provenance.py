@@ -87,7 +87,7 @@ def _message(name: str, scope: Mapping[str, str], by_digest: Mapping[str, Iterab
     )
 
 
-def made_from_commits(runs: pd.DataFrame) -> pd.DataFrame:
+def commits_of(runs: pd.DataFrame) -> pd.DataFrame:
     """Returns per run ``run_id``, ``git_commit`` and ``changed`` (whether it had uncommitted changes)."""
     table = runs.drop_duplicates(["experiment", "run_id"])
     table = table[["run_id", "git_commit"]].astype(str).reset_index(drop=True)
@@ -96,7 +96,7 @@ def made_from_commits(runs: pd.DataFrame) -> pd.DataFrame:
 
 def check_clean(runs: pd.DataFrame, place: Path) -> None:
     """Raises `UserError` if runs were made from uncommitted or unknown source."""
-    commits = made_from_commits(runs)
+    commits = commits_of(runs)
     unknown = commits[commits["changed"] | (commits["git_commit"] == "")]
     if len(unknown):
         raise UserError(

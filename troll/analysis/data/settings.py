@@ -80,7 +80,7 @@ def first_experiments(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
     return owners
 
 
-def made_first(experiment: str, run_ids: Iterable[str], first: Mapping[tuple[str, str], str]) -> str:
+def earliest_experiment(experiment: str, run_ids: Iterable[str], first: Mapping[tuple[str, str], str]) -> str:
     """Returns the first experiment that contains any of several runs of a configuration."""
     names = {first[experiment, str(run_id)] for run_id in run_ids}
     return next(name for name in first.values() if name in names)

@@ -54,7 +54,7 @@ def _logged(runs: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(train_step=steps, hours=rows["wall_s"] / 3600)
 
 
-def steps_made(runs: pd.DataFrame, cell: Cell) -> float:
+def training_steps_of(runs: pd.DataFrame, cell: Cell) -> float:
     """Training steps of the cell's longest run; NaN without any."""
     rows = cell.rows(_logged(runs))
     return float(rows.loc[rows["source"] == "train", "train_step"].max())

@@ -2,7 +2,7 @@
 
 A panel has a thin line per seed, a thick line for the mean and a band from the smallest to the largest seed.
 Values that are measured once per rollout batch are drawn at its first update; the value of the last batch is
-held until the last update.
+drawn until the last update.
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ def panel(
     drawn = False
     for name in shown:
         cell_rows = setting.with_trust_region(name).rows(rows)
-        table = _held(cell_rows, curve(cell_rows, metric.name))
+        table = _to_last_update(cell_rows, curve(cell_rows, metric.name))
         if metric.complement:
             table = 1 - table
         if metric.scale == "log":
@@ -98,8 +98,8 @@ def panel(
     return True
 
 
-def _held(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """Returns a curve with the values of the last batch held until the last update."""
+def _to_last_update(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+    """Returns a curve with the values of the last batch drawn until the last update."""
     train = rows[rows["source"] == "train"] if len(rows) else rows
     if table.empty or train.empty:
         return table

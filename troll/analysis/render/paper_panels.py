@@ -19,7 +19,7 @@ from matplotlib.transforms import offset_copy
 
 from troll.analysis.data.paper import Comparison
 from troll.analysis.data.summaries import Cell, cached_per_frame, cells, per_run, spread
-from troll.analysis.data.training_steps import Across, curve_of, steps_made
+from troll.analysis.data.training_steps import Across, curve_of, training_steps_of
 from troll.analysis.render.style import empty
 
 _LABELS: Mapping[Across, str] = {"train_step": "Train Step", "hours": "Wallclock Time (hours)"}
@@ -79,7 +79,7 @@ def draw(
         cell = _cell(runs, line.row, line.trust_region)
         if cell is None:
             continue
-        steps, value = steps_made(runs, cell), after_training(runs, line.row, line.trust_region)
+        steps, value = training_steps_of(runs, cell), after_training(runs, line.row, line.trust_region)
         end = _curve(axes, runs, cell, line, across, steps)
         longest, made = np.fmax(longest, end), np.fmax(made, steps)
         found |= not math.isnan(end) or not math.isnan(value)

@@ -187,7 +187,6 @@ def _duel(directory: Path) -> Iterator[str]:
     if not path.exists():
         return
     contrasts, comparison = pd.read_csv(path), read_protocol(directory / "protocol.yaml").comparison
-    assert comparison is not None  # there are contrasts
     averages = contrasts[contrasts["analysis"] == contrasts["analysis"].iloc[0]]
     averages = averages[averages["endpoint"] == contrasts["endpoint"].iloc[0]]
     first, others = averages.iloc[0], averages.iloc[1:]

@@ -15,7 +15,7 @@ import pandas as pd
 
 from troll.analysis.claims.ledger import findings, to_short_markdown
 from troll.analysis.claims.verdicts import ClaimVerdict
-from troll.analysis.data.provenance import made_from_commits
+from troll.analysis.data.provenance import commits_of
 from troll.analysis.data.summaries import BASELINE, METHOD, cells, difference
 from troll.analysis.data.tidy import BASE
 from troll.analysis.render.formats import (
@@ -73,13 +73,13 @@ def provenance(runs: pd.DataFrame) -> list[str]:
     """Commits, time and memory of each experiment's runs, as a Markdown list."""
     trained = runs[runs["trust_region"] != BASE]
     return [
-        f"- `results/released/{name}`: {_made(rows)}; {_took(rows)}."
+        f"- `results/released/{name}`: {_commits(rows)}; {_training_effort(rows)}."
         for name, rows in trained.groupby(trained["experiment"].astype(str), sort=False)
     ]
 
 
-def _made(rows: pd.DataFrame) -> str:
-    commits = made_from_commits(rows)
+def _commits(rows: pd.DataFrame) -> str:
+    commits = commits_of(rows)
     parts = []
     for commit, group in commits.groupby("git_commit"):
         at = f"commit `{str(commit)[:7]}`" if commit else "no known commit"
@@ -88,7 +88,7 @@ def _made(rows: pd.DataFrame) -> str:
     return f"{counted(len(commits), 'run')}: {listed(parts)}"
 
 
-def _took(rows: pd.DataFrame) -> str:
+def _training_effort(rows: pd.DataFrame) -> str:
     """Time and memory of training from the manifests."""
     values = rows[rows["source"] == "manifest"].groupby("metric", observed=True)["value"]
     seconds = values.get_group("wall_s") if "wall_s" in values.groups else pd.Series(dtype=float)

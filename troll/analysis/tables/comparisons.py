@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from troll.analysis.data.divergence import WITHIN, equally_near, late_divergences, nearest
-from troll.analysis.data.settings import first_experiments, made_first
+from troll.analysis.data.settings import earliest_experiment, first_experiments
 from troll.analysis.data.summaries import (
     BASELINE,
     Cell,
@@ -56,8 +56,11 @@ def comparison_family(runs: pd.DataFrame, items: pd.DataFrame) -> pd.DataFrame:
             interval = difference(experiment_items, cell, other)
             if interval is None:
                 continue
-            same = (made_first(experiment, part.rows(names)["run_id"], first) for part in (cell, other))
-            rows.setdefault((cell, other, *same), _row(experiment, experiment_items, cell, other, interval))
+            ids = (part.rows(names)["run_id"] for part in (cell, other))
+            origins = (earliest_experiment(experiment, run_ids, first) for run_ids in ids)
+            rows.setdefault(
+                (cell, other, *origins), _row(experiment, experiment_items, cell, other, interval)
+            )
     family = list(rows.values())
     for row, p in zip(family, holm([row["p"] for row in family]), strict=True):
         row |= {"p_holm": float(p), "reading": reading(row["difference"], p)}

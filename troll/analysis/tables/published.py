@@ -18,7 +18,7 @@ from troll.analysis.data import paper
 from troll.analysis.data.paper import Comparison
 from troll.analysis.data.summaries import Cell, cells, difference, per_run, spread
 from troll.analysis.data.tidy import BASE
-from troll.analysis.data.training_steps import Across, curve_of, steps_made, values_at
+from troll.analysis.data.training_steps import Across, curve_of, training_steps_of, values_at
 from troll.analysis.render.formats import MINUS, Style, percent, points, significant, whole
 from troll.analysis.statistics import interval_columns
 
@@ -171,7 +171,7 @@ def _row(
     shown |= {"seeds": max(map(len, lines)), "status": "run" if measured else "not run"}
     shown |= {
         "read_at": row.read_at,
-        "steps": np.fmax.reduce([math.nan, *(steps_made(runs, part) for part in pair)]),
+        "steps": np.fmax.reduce([math.nan, *(training_steps_of(runs, part) for part in pair)]),
     }
     for name, published, *ours in zip(_ROLES, row.published, there, ends, strict=True):
         shown[f"published_{name}"] = published
