@@ -235,7 +235,7 @@ def test_empty_directories_and_broken_plans_are_named(copy, tmp_path):
     (copy / "plan.json").unlink()
     shutil.rmtree(copy / "tables")
     shutil.rmtree(copy / "figures")
-    with refused(copy, "tables", "figures"):
+    with refused(copy, "tables/", "figures/"):
         check_results(copy)
 
 

@@ -50,7 +50,7 @@ def check_results(
         *(_files(directory, (".md", ".json"), "claims.*") if claims else ()),
     ]
     if not tracked:
-        raise UserError(f"{directory}: no tables or figures to check")
+        raise UserError(f"{directory}: no tables/ or figures/ to check")
     if write or (directory / PAGE).exists():
         tracked.append(directory / PAGE)
     with tempfile.TemporaryDirectory() as name:
