@@ -48,14 +48,6 @@ def _careless(new, old, advantages, mask, *, coefficient: float = 1.0):
     return TokenLosses(-advantages * ratio + per_token + 0.0 * spread, {"everywhere": 1.0 + ratio})
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _unregistered():
-    """Other tests list all rules: those of this file are no part of the package."""
-    yield
-    for name in ("my-rule", "careless"):
-        TRUST_REGIONS._entries.pop(name, None)
-
-
 _readme_rule()
 register("careless", _careless, needs_distribution=True)
 RULES = sorted(TRUST_REGIONS)
@@ -65,6 +57,17 @@ if OWN := os.environ.get("TROLL_CONTRACT"):
         RULES = [TRUST_REGIONS.find(OWN).name]
     except UserError as error:  # without pytest's traceback: the line says what is wrong with the file
         raise pytest.Collector.CollectError(f"error: {error}") from None
+WITH_DISTRIBUTION = [name for name in RULES if TRUST_REGIONS[name].needs_distribution]
+# Other tests list all rules, and those of this file are no part of the package.
+MINE = {name: TRUST_REGIONS._entries.pop(name) for name in ("my-rule", "careless")}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _registered():
+    TRUST_REGIONS._entries.update(MINE)
+    yield
+    for name in MINE:
+        del TRUST_REGIONS._entries[name]
 
 
 def shown(name: str) -> str:
@@ -290,7 +293,7 @@ def test_nothing_flows_to_the_old_policy_or_the_advantages(name):
     assert leaks == (None, None)
 
 
-@pytest.mark.parametrize("name", [n for n in RULES if not TRUST_REGIONS[n].needs_distribution], ids=shown)
+@pytest.mark.parametrize("name", [n for n in RULES if n not in WITH_DISTRIBUTION], ids=shown)
 def test_rules_that_need_no_distribution_run_without(name):
     case = make_case()
     bare = {"new": TokenPolicy(case.new.log_probs), "old": TokenPolicy(case.old.log_probs)}
@@ -298,7 +301,7 @@ def test_rules_that_need_no_distribution_run_without(name):
     assert losses.per_token.isfinite().all() and "kl_to_old" not in losses.metrics
 
 
-@pytest.mark.parametrize("name", [n for n in RULES if TRUST_REGIONS[n].needs_distribution], ids=shown)
+@pytest.mark.parametrize("name", WITH_DISTRIBUTION, ids=shown)
 def test_rules_that_need_distributions_say_so(name):
     case = make_case()
     with refused(name, "distributions"):
