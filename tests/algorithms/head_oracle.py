@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from troll.algorithms.lm_head.head import lm_head
+
 OUTPUTS = ("label", "entropy", "log_probs", "tail")
 OPTIONS = {
     "plain": {},
@@ -96,6 +98,15 @@ def outputs_of(head) -> dict[str, Tensor]:
         "log_probs": head.distribution.log_probs,
         "tail": head.distribution.tail_log_prob,
     }
+
+
+def run_head(
+    case: Case, chunk_tokens=None, chunk_vocab=None, **options
+) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """All four outputs of `lm_head`, and the leaves that they came from."""
+    leaves = case.leaves()
+    options |= {"chunk_tokens": chunk_tokens, "chunk_vocab": chunk_vocab}
+    return outputs_of(lm_head(**case.arguments(leaves), support=case.support, **options)), leaves
 
 
 def gradients(outputs: dict[str, Tensor], wanted: str, leaves: list[Tensor], seed: int = 1) -> list[Tensor]:

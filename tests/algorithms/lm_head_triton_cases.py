@@ -19,6 +19,7 @@ from head_oracle import (
     make_case,
     outputs_of,
     run_dense,
+    run_head,
 )
 from ops_count import CountOps
 
@@ -38,18 +39,6 @@ assert os.environ["TRITON_INTERPRET"] == "1"
 quicken()
 
 
-def run(case, backend, chunk_tokens=8, chunk_vocab=70):
-    leaves = case.leaves()
-    head = lm_head(
-        **case.arguments(leaves),
-        support=case.support,
-        backend=backend,
-        chunk_tokens=chunk_tokens,
-        chunk_vocab=chunk_vocab,
-    )
-    return outputs_of(head), leaves
-
-
 @pytest.mark.parametrize(
     ("dtype", "options"),
     [*((torch.float32, name) for name in OPTIONS), (torch.bfloat16, "plain"), (torch.bfloat16, "all")],
@@ -59,7 +48,7 @@ def test_triton_is_no_worse_than_dense_logits(dtype, options):
     case = make_case(13, 17, 130, 9, options, dtype)
     truth, true_leaves = run_dense(case, torch.float64)
     naive, naive_leaves = run_dense(case, dtype)
-    got, leaves = run(case, "triton")
+    got, leaves = run_head(case, 8, 70, backend="triton")
 
     def gradient(outputs, own):
         return torch.autograd.grad(loss(outputs, name), own, retain_graph=True)
@@ -79,8 +68,8 @@ def loss(outputs, name):
 def test_triton_equals_torch_over_several_blocks_of_a_row():
     # 2,500 columns in one tile: three blocks, the last one short; the support is wider than a power of two.
     case = make_case(3, 4, 2500, 37, "all", torch.float32)
-    ours, leaves = run(case, "triton", 2, 2500)
-    theirs, other = run(case, "torch", 2, 2500)
+    ours, leaves = run_head(case, 2, 2500, backend="triton")
+    theirs, other = run_head(case, 2, 2500, backend="torch")
     for name in OUTPUTS:
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=3e-6)
     for a, b in zip(gradients(ours, "all", leaves), gradients(theirs, "all", other), strict=True):

@@ -13,6 +13,7 @@ from head_oracle import (
     make_case,
     outputs_of,
     run_dense,
+    run_head,
 )
 from refusals import refused
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,18 +24,6 @@ from troll.algorithms.lm_head.head import lm_head
 SHAPES = [(33, 47, 211, 9), (5, 16, 1000, 64), (1, 3, 5, 2)]
 CHUNKS = [(None, None), (7, 50), (33, 64), (1, 1000), (100, 3)]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
-
-
-def run_head(case, chunk_tokens=None, chunk_vocab=None, **options):
-    leaves = case.leaves()
-    head = lm_head(
-        **case.arguments(leaves),
-        support=case.support,
-        chunk_tokens=chunk_tokens,
-        chunk_vocab=chunk_vocab,
-        **options,
-    )
-    return outputs_of(head), leaves
 
 
 @pytest.mark.parametrize("options", OPTIONS)

@@ -254,58 +254,25 @@ def test_settings_without_whole_groups_are_one_line():
     assert "share_prompts" not in Training().model_dump()
 
 
-def tiny(config):
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+def tiny(kind, **settings):
+    config = kind(**SIZES | {"vocab_size": 400}, **settings)
+    return {"model": AutoModelForCausalLM.from_config(config, dtype=torch.float32)}
 
 
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
 REFUSED = {
-    "rows": (
-        {"config": {"per_device_train_batch_size": 2, "steps_per_generation": 8}},
-        "groups",
-    ),
-    "family": ({"model": lambda: tiny(MistralConfig(**SIZES | {"vocab_size": 400}))}, "model_type 'mistral'"),
-    "window": (
-        {
-            "model": lambda: tiny(
-                Qwen2Config(
-                    **SIZES | {"vocab_size": 400},
-                    use_sliding_window=True,
-                    sliding_window=4,
-                    max_window_layers=1,
-                )
-            )
-        },
-        "sliding",
-    ),
-    "dropout": (
-        {"model": lambda: tiny(LlamaConfig(**SIZES | {"vocab_size": 400}, attention_dropout=0.1))},
-        "attention_dropout of 0.1",
-    ),
-    "attention": (
-        {
-            "model": lambda: tiny(
-                LlamaConfig(**SIZES | {"vocab_size": 400}, attn_implementation="flex_attention")
-            )
-        },
-        "'flex_attention'",
-    ),
-    "positions": (
-        {
-            "model": lambda: tiny(
-                LlamaConfig(
-                    **SIZES | {"vocab_size": 400},
-                    rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
-                )
-            )
-        },
-        "'dynamic'",
-    ),
+    "groups": lambda: {"config": {"per_device_train_batch_size": 2, "steps_per_generation": 8}},
+    "model_type 'mistral'": lambda: tiny(MistralConfig),
+    "sliding": lambda: tiny(Qwen2Config, **WINDOW),
+    "attention_dropout of 0.1": lambda: tiny(LlamaConfig, attention_dropout=0.1),
+    "'flex_attention'": lambda: tiny(LlamaConfig, attn_implementation="flex_attention"),
+    "'dynamic'": lambda: tiny(LlamaConfig, rope_parameters=DYNAMIC),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_would_not_be_the_same_is_refused_in_one_line(make, name):
-    options, fact = dict(REFUSED[name][0]), REFUSED[name][1]
-    model = options.pop("model", lambda: None)()
+@pytest.mark.parametrize("fact", REFUSED)
+def test_what_would_not_be_the_same_is_refused_in_one_line(make, fact):
+    options = REFUSED[fact]()
     with refused("share_prompts", fact):
-        make(TrustRegionTrainer, reward=digits, model=model, share_prompts=True, **options)
+        make(TrustRegionTrainer, reward=digits, share_prompts=True, **options)

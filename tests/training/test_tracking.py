@@ -16,6 +16,7 @@ from troll.training.tracking import TrackingCallback, check_tracking
 from troll.training.trainer import TrustRegionTrainer
 
 MAIN = SimpleNamespace(is_world_process_zero=True)
+RUN = SimpleNamespace(run_id="m/t/a/b/c/seed0", experiment="e")
 
 
 def events(out):
@@ -45,8 +46,7 @@ def test_a_run_is_the_same_with_tensorboard_which_shows_every_metric(make, tmp_p
         trainer = make(TrustRegionTrainer, trust_region="troll")
         trainer.add_callback(MetricsCallback(out / "metrics.jsonl", 4))
         if tracking:
-            config = SimpleNamespace(run_id="m/t/a/b/c/seed0", experiment="e")
-            trainer.add_callback(TrackingCallback("tensorboard", out / "metrics.jsonl", config))
+            trainer.add_callback(TrackingCallback("tensorboard", out / "metrics.jsonl", RUN))
         trainer.train()
         rows.append([json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()])
     assert [row | {"time": 0} for row in rows[0]] == [row | {"time": 0} for row in rows[1]]
@@ -65,7 +65,7 @@ def test_an_interrupted_run_shows_every_step_once(tmp_path):
 
     def train(kept, new):
         path.write_text("".join(line.format(*step) for step in kept))
-        callback = TrackingCallback("tensorboard", path, SimpleNamespace(run_id="r", experiment="e"))
+        callback = TrackingCallback("tensorboard", path, RUN)
         callback.on_train_begin(None, MAIN, None)
         for step in new:
             with path.open("a") as lines:
@@ -87,7 +87,7 @@ def test_the_validation_after_the_last_step_is_shown_once_with_it(tmp_path, monk
     monkeypatch.setattr("troll.training.tracking.check_tracking", lambda _: None)
     path = tmp_path / "metrics.jsonl"
     metrics = MetricsCallback(path, 1)
-    tracking = TrackingCallback("wandb", path, SimpleNamespace(run_id="r", experiment="e"))
+    tracking = TrackingCallback("wandb", path, RUN)
     first = '{"step": 1, "loss": 0.5, "time": {"wall_s": 1.0}}\n' if resumed else ""
     path.write_text(first)
     metrics._lines = first
@@ -136,9 +136,7 @@ def test_a_tracker_that_does_not_start_is_one_line(monkeypatch, tmp_path):
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setitem(accelerate.tracking.LOGGER_TYPE_TO_CLASS, "wandb", Refusing)
-    callback = TrackingCallback(
-        "wandb", tmp_path / "metrics.jsonl", SimpleNamespace(run_id="r", experiment="e")
-    )
+    callback = TrackingCallback("wandb", tmp_path / "metrics.jsonl", RUN)
     with refused("wandb", "No API key configured.", "wandb login"):
         callback.on_train_begin(None, MAIN, None)
 
