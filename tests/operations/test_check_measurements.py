@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from refusals import refused
+from refusals import error_of, refused
 from typer.testing import CliRunner
 
 from troll.cli.app import app
@@ -86,8 +86,7 @@ def test_a_missing_file_is_named(measured):
 
 
 def test_where_nothing_was_released_there_is_nothing_to_check(tmp_path):
-    result = CliRunner().invoke(app, ["release", "check", str(tmp_path)])
-    assert result.exit_code != 0
+    error_of(CliRunner().invoke(app, ["release", "check", str(tmp_path)]), tmp_path)
 
 
 GPU = {

@@ -4,6 +4,7 @@ import subprocess
 
 import pytest
 import run_cases
+from refusals import error_of
 from run_cases import command, metrics
 
 from troll.common.files import read_json, read_jsonl
@@ -58,4 +59,4 @@ def test_a_run_without_a_validation_split_validates_on_its_data_sets(
 def test_a_run_that_validates_needs_the_problems(configure, guessing_base, run_data, tmp_path):
     out = configure(tmp_path / "run", rollout_batches=2, validate_on={"math500": 8})
     failed = subprocess.run(command(out, guessing_base, run_data), capture_output=True, text=True)
-    assert failed.returncode == 1 and "suites/math500/test.jsonl: no such file" in failed.stderr
+    error_of(failed, "suites/math500/test.jsonl", alone=False)
