@@ -169,95 +169,59 @@ def test_not_a_number_is_kept_because_it_is_a_result(run_dir):
     assert runs[(runs["step"] == 9) & (runs["metric"] == "entropy")].empty
 
 
-@pytest.mark.parametrize("name", ["run.yaml", "metrics.jsonl", "manifest.json", "grades.json"])
-def test_missing_file_is_named(run_dir, name):
-    (run_dir / name).unlink()
-    with refused(run_dir / name):
-        read_directories([run_dir])
-
-
 LARGE = "1" * 400  # larger than any float
+RUN = "tiny/chains/troll/grpo/gentle/seed0"
+SUITE = {"problems": {}, "data_sha256": "x"}
+NO_NUMBERS = (("x", "'x'"), (int(LARGE), f"{LARGE[:100]}..."), (None, None))
+BROKEN = [
+    *((name, None, ()) for name in ("metrics.jsonl", "manifest.json", "grades.json")),
+    ("run.yaml", "a: [", ("YAML",)),
+    ("run.yaml", "- 1", ()),
+    ("run.yaml", {"seed": "zero"}, ("seed", "'zero'")),
+    # As when an experiment file has changed, and its runs were not yet made again.
+    ("run.yaml", {"training": {"learning_rate": 0.5}}, ("training", "manifest.json")),
+    ("metrics.jsonl", "", ()),
+    ("metrics.jsonl", '{"step": 1}\n', ()),
+    ("metrics.jsonl", '{"step": 1}\n{"step": 1}\n', ("metrics.jsonl:2", "step", 1)),
+    ("metrics.jsonl", '{"step": 1}\n{"step"', ("metrics.jsonl:2", "JSON")),
+    ("metrics.jsonl", '{"step": 1, "loss": "x"}\n', ("metrics.jsonl:1", "loss", "'x'")),
+    ("metrics.jsonl", f'{{"step": 1, "loss": {LARGE}}}\n', ("metrics.jsonl:1", "loss")),
+    ("metrics.jsonl", f'{{"step": {LARGE}}}\n', ("metrics.jsonl:1", "step", 0)),
+    ("metrics.jsonl", '{"step": 1, "rollout_batch": "x"}\n', ("metrics.jsonl:1", "rollout_batch", "'x'")),
+    ("metrics.jsonl", '{"step": 1, "time": {"wall_s": "x"}}\n', ("metrics.jsonl:1", "time.wall_s", "'x'")),
+    ("manifest.json", "{", ("JSON",)),
+    ("manifest.json", "[]", ("JSON",)),
+    ("manifest.json", {"digests": None}, ("JSON", "digests")),
+    ("manifest.json", {"digests": synthetic.DIGESTS | {"data": None}}, ("digests.data", None)),
+    *(("manifest.json", {"numerics": it}, ("numerics", repr(it))) for it in (None, True, -1, 1.5, "2")),
+    *(("manifest.json", {"hardware": it}, ("hardware", repr(it))) for it in (3, "a laptop", [1])),
+    ("manifest.json", {"run_id": "other"}, ("run_id", "'other'", RUN)),
+    ("manifest.json", {"wall_s": int(LARGE)}, ("number",)),
+    ("manifest.json", {"constraint_check": {"kl": int(LARGE)}}, ("number",)),
+    ("manifest.json", {"config": None}, ("run.yaml", "condition")),
+    ("grades.json", "{}", ()),
+    ("grades.json", "[]", ()),
+    ("grades.json", {"metrics": {"pass@1": 0.999}}, ("pass@1", "0.999000")),
+    *(("grades.json", {"metrics": {"a": it}}, ("metrics.a", shown)) for it, shown in NO_NUMBERS),
+    *(
+        ("suites/graded.json", {"gsm8k": SUITE | {"metrics": {"a": it}}}, ("gsm8k: metrics.a", shown))
+        for it, shown in NO_NUMBERS
+    ),
+]
+"""Files, what they hold instead or which of their keys change, and what messages name besides the file."""
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "facts"),
-    [
-        ("run.yaml", "a: [", ("run.yaml", "YAML")),
-        ("run.yaml", "- 1", ("run.yaml",)),
-        ("metrics.jsonl", "", ("metrics.jsonl",)),
-        ("metrics.jsonl", '{"step": 1}\n{"step": 1}\n', ("metrics.jsonl:2", "step", 1)),
-        ("metrics.jsonl", '{"step": 1, "loss": "x"}\n', ("metrics.jsonl:1", "loss", "'x'")),
-        ("metrics.jsonl", '{"step": 1}\n{"step"', ("metrics.jsonl:2", "JSON")),
-        ("manifest.json", "{", ("manifest.json", "JSON")),
-        ("manifest.json", "[]", ("manifest.json", "JSON")),
-        ("grades.json", "{}", ("grades.json",)),
-        ("grades.json", "[]", ("grades.json",)),
-        ("metrics.jsonl", '{"step": 1}\n', ("metrics.jsonl",)),
-        ("metrics.jsonl", f'{{"step": 1, "loss": {LARGE}}}\n', ("metrics.jsonl:1", "loss")),
-        ("metrics.jsonl", f'{{"step": {LARGE}}}\n', ("metrics.jsonl:1", "step", 0)),
-        ("metrics.jsonl", '{"step": 1, "rollout_batch": "x"}\n', ("metrics.jsonl:1", "rollout_batch", "'x'")),
-        (
-            "metrics.jsonl",
-            '{"step": 1, "time": {"wall_s": "x"}}\n',
-            ("metrics.jsonl:1", "time.wall_s", "'x'"),
-        ),
-    ],
-)
-def test_broken_file_is_named(run_dir, name, text, facts):
-    (run_dir / name).write_text(text)
-    with refused(*facts):
-        read_directories([run_dir])
-
-
-def test_wrong_coordinate_digest_and_identity_are_named(run_dir):
-    manifest = json.loads((run_dir / "manifest.json").read_text())
-    edit_json(run_dir / "manifest.json", digests=manifest["digests"] | {"data": None})
-    with refused("manifest.json", "digests.data", None):
-        read_directories([run_dir])
-    for wrong in (None, True, -1, 1.5, "2"):
-        synthetic.write_json(run_dir / "manifest.json", manifest | {"numerics": wrong})
-        with refused("manifest.json", "numerics", repr(wrong)):
-            read_directories([run_dir])
-    synthetic.write_json(run_dir / "manifest.json", manifest | {"run_id": "other"})
-    with refused("manifest.json", "run_id", "'other'", "tiny/chains/troll/grpo/gentle/seed0"):
-        read_directories([run_dir])
-    config = yaml.safe_load((run_dir / "run.yaml").read_text())
-    (run_dir / "run.yaml").write_text(yaml.safe_dump(config | {"seed": "zero"}))
-    with refused("run.yaml", "seed", "'zero'"):
-        read_directories([run_dir])
-
-
-@pytest.mark.parametrize(
-    ("changes", "facts"),
-    [
-        ({"hardware": 3}, ("hardware", 3)),
-        ({"hardware": "a laptop"}, ("hardware", "'a laptop'")),
-        ({"hardware": [1]}, ("hardware", "[1]")),
-        ({"wall_s": int(LARGE)}, ("number",)),
-        ({"constraint_check": {"kl": int(LARGE)}}, ("number",)),
-        ({"digests": None}, ("JSON", "digests")),
-    ],
-)
-def test_a_manifest_that_no_run_writes_is_one_line(run_dir, changes, facts):
-    edit_json(run_dir / "manifest.json", **changes)
-    out = run_dir.parent / "tables"
-    result = CliRunner().invoke(app, ["job", "collect", str(run_dir), "--out", str(out)])
-    error_of(result, run_dir / "manifest.json", *facts)
+@pytest.mark.parametrize(("name", "change", "facts"), BROKEN)
+def test_a_file_that_no_run_writes_is_named_before_anything_is_written(run_dir, name, change, facts):
+    path, out = run_dir / name, run_dir.parent / "tables"
+    if change is None:
+        path.unlink()
+    elif isinstance(change, str):
+        path.write_text(change)
+    else:  # JSON is also YAML
+        synthetic.write_json(path, (yaml.safe_load(path.read_text()) if path.exists() else {}) | change)
+    error_of(CliRunner().invoke(app, ["job", "collect", str(run_dir), "--out", str(out)]), path, *facts)
     assert not out.exists()
-
-
-@pytest.mark.parametrize("value", ["x", int(LARGE), None], ids=["text", "large", "null"])
-def test_a_number_of_grades_that_is_none_is_named(run_dir, value):
-    shown = repr(value) if value != int(LARGE) else f"{LARGE[:100]}..."
-    grades = json.loads((run_dir / "grades.json").read_text())
-    edit_json(run_dir / "grades.json", metrics=grades["metrics"] | {"pass@4": value})
-    with refused(run_dir / "grades.json", "metrics.pass@4", shown):
-        read_directories([run_dir])
-    entry = {"metrics": {"pass@1": value}, "problems": {}, "data_sha256": "x"}
-    edit_json(run_dir / "grades.json", metrics=grades["metrics"])
-    synthetic.write_json(run_dir / "suites/graded.json", {"gsm8k": entry})
-    with refused(run_dir / "suites/graded.json", "gsm8k", "metrics.pass@1", shown):
-        read_directories([run_dir])
 
 
 def test_validation_on_data_sets_is_a_curve_for_each_and_their_mean(run_dir):
@@ -321,25 +285,6 @@ def test_a_plan_can_be_written_beside_runs_whose_manifests_have_no_settings(run_
     result = troll("job", "collect", run_dir, base, "--out", out, "--plan", plan)
     assert result.returncode == 0, result.stderr
     assert json.loads((out / "plan.json").read_text()) == {"expected": [], "skipped": {}}
-
-
-def test_settings_that_a_run_was_not_made_with_are_refused(run_dir):
-    """As when an experiment file has changed, and its runs were not yet made again."""
-    path = run_dir / "run.yaml"
-    config = yaml.safe_load(path.read_text())
-    path.write_text(yaml.safe_dump(config | {"training": config["training"] | {"learning_rate": 0.5}}))
-    with refused(path, "training", run_dir / "manifest.json"):
-        read_directories([run_dir])
-    edit_json(run_dir / "manifest.json", config=None)
-    with refused(path, "condition", run_dir / "manifest.json"):
-        read_directories([run_dir])
-
-
-def test_a_score_that_its_own_problems_contradict_is_refused(run_dir):
-    grades = json.loads((run_dir / "grades.json").read_text())
-    edit_json(run_dir / "grades.json", metrics=grades["metrics"] | {"pass@1": 0.999})
-    with refused("pass@1", "0.999000"):
-        read_directories([run_dir])
 
 
 def test_nothing_and_twice_are_refused(run_dir):

@@ -206,6 +206,9 @@ def test_runs_that_are_not_planned_are_left_out(known, tmp_path):
         assert set(frame["run_id"]) == {*planned["run_id"], *bases}
         kept = of[of["run_id"].isin([*planned["run_id"], *bases])].reset_index(drop=True)
         pd.testing.assert_frame_equal(frame.astype(str), kept.astype(str))
+    write_plan(tmp_path, Plan(expected=planned[names[:-1]].astype(object).to_dict("records")))
+    with refused(tmp_path / "plan.json", "expected", "'seed'"):
+        read_results(tmp_path)
     write_plan(tmp_path, Plan(expected=[]))
     assert set(read_results(tmp_path).runs["run_id"]) == bases
     (tmp_path / "plan.json").unlink()

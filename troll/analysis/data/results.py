@@ -10,6 +10,7 @@ from pydantic import Field
 
 from troll.analysis.data.runs import marked
 from troll.analysis.data.tidy import BASE, ITEM_COLUMNS, RUN_COLUMNS, Tidy, concatenated, read_tidy
+from troll.common.errors import UserError
 from troll.common.explain import validated
 from troll.common.files import read_json, write_json
 from troll.common.settings import StrictModel
@@ -74,7 +75,7 @@ def read_results(directory: Path) -> Results:
     plan = validated(Plan, read_json(path) if path.exists() else {}, path)
     tidy = read_tidy(directory)
     if plan.expected is not None:
-        tidy = _planned(tidy, plan.expected)
+        tidy = _planned(tidy, plan.expected, path)
     tidy = marked(tidy, plan.mixed)
     return Results(tidy.runs, tidy.items, **plan.model_dump(exclude={"keys"}))
 
@@ -82,9 +83,12 @@ def read_results(directory: Path) -> Results:
 _PLANNED = ("model", "task", "trust_region", "estimator", "condition", "seed")
 
 
-def _planned(tidy: Tidy, expected: Sequence[Mapping[str, object]]) -> Tidy:
+def _planned(tidy: Tidy, expected: Sequence[Mapping[str, object]], path: Path) -> Tidy:
     """Returns the rows of planned runs and base models."""
-    planned = {tuple(str(run.get(name)) for name in _PLANNED) for run in expected}
+    try:
+        planned = {tuple(str(run[name]) for name in _PLANNED) for run in expected}
+    except KeyError as error:
+        raise UserError(f"{path}: expected: a run has no {error}; collect the runs again") from None
     table = tidy.runs[["run_id", *_PLANNED]].drop_duplicates("run_id").astype(str)
     rows = zip(*(table[name] for name in ("run_id", "trust_region", *_PLANNED)), strict=True)
     kept = [run_id for run_id, region, *row in rows if region == BASE or tuple(row) in planned]
