@@ -18,28 +18,28 @@ _held: list[int] = []
 """Handles of the locks of this process's GPUs, which the operating system releases when it ends."""
 
 
-def require_gpus(asked: int, where: str) -> int:
-    """Takes GPUs that no other job uses, and returns the number of visible ones (0 if none is asked for).
+def require_gpus(requested: int, where: str) -> int:
+    """Takes GPUs that no other job uses, and returns the number of visible ones (0 if none is requested).
 
     Raises:
-        UserError: there are fewer than ``asked``, which the user has set ``where``.
+        UserError: there are fewer than ``requested``, which the user has set ``where``.
     """
-    if not asked:
+    if not requested:
         return 0
-    _take(asked)
+    _take(requested)
     from torch.cuda import device_count
 
     shown = device_count()
-    if shown >= asked or (not shown and os.environ.get(ALLOW_CPU) == "1"):
+    if shown >= requested or (not shown and os.environ.get(ALLOW_CPU) == "1"):
         return shown
     if cpu_build := torch_for_cpus():
         raise UserError(
-            f"{where} is {asked}, but torch {cpu_build} is a build for CPUs, which sees no GPU; "
+            f"{where} is {requested}, but torch {cpu_build} is a build for CPUs, which sees no GPU; "
             f"{CUDA_BUILD}, or set 0 to use the CPU"
         )
     remedy = f"set {shown}" if shown else "set 0 to use the CPU"
     raise UserError(
-        f"{where} is {asked}, but the number of visible GPUs is {shown}; request more GPUs, or {remedy}"
+        f"{where} is {requested}, but the number of visible GPUs is {shown}; request more GPUs, or {remedy}"
     )
 
 
@@ -63,18 +63,18 @@ def visible_gpus() -> list[str]:
     return (output_of("nvidia-smi", "--query-gpu=index", "--format=csv,noheader") or "").split()
 
 
-def _take(asked: int) -> None:
-    """Makes only ``asked`` GPUs visible to this process, if possible ones that no other process has taken.
+def _take(requested: int) -> None:
+    """Makes only ``requested`` GPUs visible to this process, if possible ones that no other one has taken.
 
     A scheduler does that for its jobs; without one, every job would use the first GPU.
     """
     gpus = visible_gpus()
-    if "SLURM_JOB_ID" in os.environ or len(gpus) <= asked:
+    if "SLURM_JOB_ID" in os.environ or len(gpus) <= requested:
         return
-    free = [gpu for gpu in gpus if len(_held) < asked and _lock(gpu)]
-    if len(free) < asked:
-        say(f"only {len(free)} of {len(gpus)} GPUs are free, and {asked} are needed: jobs share some")
-        free += [gpu for gpu in gpus if gpu not in free][: asked - len(free)]
+    free = [gpu for gpu in gpus if len(_held) < requested and _lock(gpu)]
+    if len(free) < requested:
+        say(f"only {len(free)} of {len(gpus)} GPUs are free, and {requested} are needed: jobs share some")
+        free += [gpu for gpu in gpus if gpu not in free][: requested - len(free)]
     os.environ |= {_VISIBLE: ",".join(free), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 

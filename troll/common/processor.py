@@ -98,10 +98,10 @@ def arithmetic() -> dict[str, str | None]:
     With the AVX2 code that `prepare_processor` requests, only the processor's vendor matters, which MKL looks
     at; otherwise the processor's name and the requests in the environment.
     """
-    asked = {name: os.environ.get(name) for name in _AVX2}
-    if _has_avx2() and asked == _AVX2:
+    requested = {name: os.environ.get(name) for name in _AVX2}
+    if _has_avx2() and requested == _AVX2:
         return {"code": "AVX2", "maker": first_processor().get("vendor_id", "")}
-    return {"processor": processor_name(), "machine": platform.machine(), **asked}
+    return {"processor": processor_name(), "machine": platform.machine(), **requested}
 
 
 def _has_avx2() -> bool:

@@ -58,7 +58,7 @@ def _block(block: Any, families: Mapping[str, list[str]]) -> Any:
     names = block.get("models") if isinstance(block, Mapping) else None
     if not isinstance(names, list):
         return block
-    whole = [
+    expanded = [
         item for name in names for item in (families.get(name, [name]) if isinstance(name, str) else [name])
     ]
-    return {**block, "models": whole}
+    return {**block, "models": expanded}

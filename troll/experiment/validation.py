@@ -119,9 +119,9 @@ def _suite_problems(experiment: Experiment) -> Iterator[str]:
     """Checks that all places take the same number of problems of a data set, since they share its file."""
     sizes: dict[str, tuple[str, int | str]] = {}
     for name, task in experiment.tasks.items():
-        asked = [(suite, f"evaluate_on.{suite}.test", item.test) for suite, item in task.evaluate_on.items()]
-        asked += [(suite, f"validate_on.{suite}", size) for suite, size in task.validate_on.items()]
-        for suite, key, wanted in asked:
+        suites = [(suite, f"evaluate_on.{suite}.test", item.test) for suite, item in task.evaluate_on.items()]
+        suites += [(suite, f"validate_on.{suite}", size) for suite, size in task.validate_on.items()]
+        for suite, key, wanted in suites:
             other, size = sizes.setdefault(suite, (name, wanted))
             if size != wanted:
                 yield (f"tasks.{name}.{key}: {wanted}, but task {other} takes {size}; use the same number")

@@ -30,7 +30,7 @@ _MEASURED = ("cost", "approximation")
 _FILES = {"tables": "*.csv", "figures": "*.png"}
 
 
-def adopt(name: str, root: Path = RESULTS) -> str:
+def adopt(name: str) -> str:
     """Replaces the release of an experiment or a board by the local results; returns a summary.
 
     Of an experiment with ``archive: true`` that is not finished, only the rows of its finished runs are
@@ -40,10 +40,10 @@ def adopt(name: str, root: Path = RESULTS) -> str:
         UserError: there are no such results; the source or the release has uncommitted changes; runs come
             from a rehearsal or from uncommitted source; or tables differ from what the data give.
     """
-    local = root / name
+    local = RESULTS / name
     released = released_directory(local)
     if Path(name).name != name or name == RELEASED:
-        raise UserError(f"adopt: {name}: must be the name of a directory in {root}, such as testbed")
+        raise UserError(f"adopt: {name}: must be the name of a directory in {RESULTS}, such as testbed")
     if not any((local / file).exists() for file in (TIDY, _BOARD)):
         raise UserError(f"adopt: {local}: has neither {TIDY}/ nor {_BOARD}; make the results first")
     _check_committed(released)
@@ -124,14 +124,14 @@ def _kept_files(local: Path, released: Path) -> Iterator[Path]:
         yield Path("difficulty.md")
 
 
-def _check(fresh: Path, beside: Path) -> str:
+def _check(fresh: Path, parent: Path) -> str:
     """Recomputes what the release shows from its data, and writes its page, whose links name its files."""
     if (fresh / _BOARD).exists():
         return f"{len(list(fresh.iterdir()))} files of a board, which `make check-results` recomputes"
     results = read_results(fresh)
     if results.rehearsal:
         raise UserError(f"adopt: {fresh.name}: its runs are those of a rehearsal, whose numbers mean nothing")
-    check_clean(results.runs, beside / fresh.name)
+    check_clean(results.runs, parent / fresh.name)
     claims = claim_files(None, results.claims)
     check_results(fresh, results=results, claims=claims, write=True)
     compared = check_results(fresh, results=results, claims=claims)

@@ -208,9 +208,9 @@ def _gpu_memory(experiment: Experiment) -> Finding | None:
 def _vllm(needs: Needs) -> Finding:
     if here := installed("vllm"):
         return Finding("vLLM", "ok", here)
-    for beside in Path(VLLM_ENVIRONMENT).glob("lib/python*/site-packages/vllm-*.dist-info"):
-        there = beside.name.removeprefix("vllm-").removesuffix(".dist-info")
-        return Finding("vLLM", "ok", f"{there} in {VLLM_ENVIRONMENT}")
+    for installation in Path(VLLM_ENVIRONMENT).glob("lib/python*/site-packages/vllm-*.dist-info"):
+        number = installation.name.removeprefix("vllm-").removesuffix(".dist-info")
+        return Finding("vLLM", "ok", f"{number} in {VLLM_ENVIRONMENT}")
     if needs.vllm:
         fix = "make vllm; or `vllm: null` and `engine: transformers` in the experiment file"
         return Finding("vLLM", "missing", "not installed", fix)
@@ -280,19 +280,19 @@ def _mirror(needs: Needs) -> Finding | None:
     if root is None:
         return None
     absent = _not_mirrored(needs)
-    held, sizes = [name for name in needs.public if name not in absent], mirror_files()
-    files = {part.file for name in held for part in DATA_SETS[name].parts.values() if part.file}
-    whole = {
+    mirrored, sizes = [name for name in needs.public if name not in absent], mirror_files()
+    files = {part.file for name in mirrored for part in DATA_SETS[name].parts.values() if part.file}
+    complete = {
         name for name in files if (root / name).exists() and (root / name).stat().st_size == sizes[name].bytes
     }
-    if incomplete := sorted(files - whole):
+    if incomplete := sorted(files - complete):
         fix = f"copy them again, or unset {VARIABLE} to use the hub"
         return Finding("mirror", "missing", f"{root}: missing or truncated: {', '.join(incomplete)}", fix)
-    words = f"{root}" + (f" has {', '.join(held)}" if held else "")
+    words = f"{root}" + (f" has {', '.join(mirrored)}" if mirrored else "")
     return Finding("mirror", "ok", words + (f"; needed from the hub: {', '.join(absent)}" if absent else ""))
 
 
-def hub_answers(timeout_s: float = 5.0) -> str:
+def hub_answers() -> str:
     """Returns why the Hugging Face hub cannot be reached; empty if it can."""
     from http.client import HTTPException
     from urllib.request import Request, urlopen
@@ -301,7 +301,7 @@ def hub_answers(timeout_s: float = 5.0) -> str:
         return "HF_HUB_OFFLINE is set"
     address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     try:
-        with urlopen(Request(address, method="HEAD"), timeout=timeout_s):
+        with urlopen(Request(address, method="HEAD"), timeout=5.0):
             return ""
     except (HTTPException, OSError, ValueError) as error:
         return f"{address}: {getattr(error, 'reason', None) or error}"

@@ -196,13 +196,13 @@ def kept_aggregations(experiment: Experiment) -> list[str]:
     from troll.algorithms.aggregation import RELEASED
     from troll.algorithms.trust_regions import TRUST_REGIONS
 
-    asked = {(run.trust_region, experiment.training_of(run).aggregation or "") for run in experiment.runs()}
+    wanted = {(run.trust_region, experiment.training_of(run).aggregation or "") for run in experiment.runs()}
     return [
         f"trust_regions.{name}: {region.rule} uses its own aggregation, {own}, instead of {other}"
         for name, region in experiment.trust_regions.items()
         if (own := TRUST_REGIONS[region.rule].aggregation)
         for other in sorted(
-            other for of_name, other in asked if of_name == name and other not in ("", own, RELEASED)
+            other for of_name, other in wanted if of_name == name and other not in ("", own, RELEASED)
         )
     ]
 

@@ -48,8 +48,8 @@ class PublicWork:
         """Returns how base models are sampled on a benchmark; prompts longer than their context are cut."""
         assert self.settings is not None
         evaluation = self.targets.experiment.evaluation.model_dump(include={"temperature", "batch_size"})
-        asked = self.settings.model_dump(include={"samples", "max_tokens"})
-        return settings_file("sampling", {**evaluation, **asked, "cut_prompts": True})
+        requested = self.settings.model_dump(include={"samples", "max_tokens"})
+        return settings_file("sampling", {**evaluation, **requested, "cut_prompts": True})
 
     @property
     def audit_options(self) -> str:

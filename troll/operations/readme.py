@@ -42,13 +42,13 @@ def write_blocks(
     for one in others:
         if one.claims and one.claims != known.claims:
             families.setdefault(tuple(one.claims), []).append(one)
-    asked = {
+    by_name = {
         "-".join(Path(name).stem.removesuffix("-claims") for name in files): judge(
             read_claims(claim_files([*files])), *tables_of(family)
         )
         for files, family in families.items()
     }
-    others_judged = [entry for verdicts in asked.values() for entry in verdicts]
+    others_judged = [entry for verdicts in by_name.values() for entry in verdicts]
     by_path = dict(zip([results, *also], [known, *others], strict=True))
     named = {path.name: by_path[path] for path in sorted(by_path)}
     generated = text.blocks(
@@ -57,10 +57,10 @@ def write_blocks(
         judged=judged,
         family=family,
         runs=all_runs,
-        benchmark=asked.get("benchmark", []),
+        benchmark=by_name.get("benchmark", []),
         others=others_judged,
     )
-    generated |= {f"{name}-verdicts": to_short_markdown(verdicts) for name, verdicts in asked.items()}
+    generated |= {f"{name}-verdicts": to_short_markdown(verdicts) for name, verdicts in by_name.items()}
     generated["front"] = front([*judged, *others_judged], results.parent, all_runs)
     generated |= {"metrics": markdown(METRICS.values()), "summaries": markdown(SUMMARIES.values())}
     generated["results"] = index(results.parent, named)

@@ -162,13 +162,13 @@ def snakemake(arguments: list[str], handle: int, variables: Mapping[str, str]) -
     directly; a SIGTERM is passed on to it.
     """
     environment = {**os.environ, **variables}
-    with noted(signal.SIGINT, signal.SIGTERM) as asked:
+    with noted(signal.SIGINT, signal.SIGTERM) as received:
         process = subprocess.Popen([*_SNAKEMAKE, *arguments], pass_fds=(handle,), env=environment)
-        while process.poll() is None and signal.SIGTERM not in asked:
+        while process.poll() is None and signal.SIGTERM not in received:
             time.sleep(0.1)
         process.terminate()  # has no effect if it has ended
         status = process.wait()
-    if not status and asked:  # a signal arrived as Snakemake finished: do not begin the next run
-        sys.exit(128 + asked[0])
+    if not status and received:  # a signal arrived as Snakemake finished: do not begin the next run
+        sys.exit(128 + received[0])
     if status:
         sys.exit(status if status > 0 else 128 - status)

@@ -183,8 +183,8 @@ def reason_of(job_info: Any, message: str) -> str:
     job, number = job_info.job, job_info.external_jobid
     log = (job_info.aux or {}).get("slurm_logfile")
     if state == "OUT_OF_MEMORY" or (state and log is not None and _MEMORY.search(last_text(Path(log)))):
-        asked = job.resources.get("mem_mb")
-        limit = f" of {asked:,} MB" if isinstance(asked, int) else ""
+        requested = job.resources.get("mem_mb")
+        limit = f" of {requested:,} MB" if isinstance(requested, int) else ""
         again = getattr(job, "attempt", 1) <= getattr(job, "restart_times", 0)
         remedy = "the next attempt asks for more" if again else f"raise mem_mb of {job.name} in the profile"
         return f"SLURM job {number} exceeded its memory{limit}; {remedy}"

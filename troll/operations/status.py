@@ -164,14 +164,14 @@ def status_of_run(root: Path, run: Run, steps: int, *, suites: bool = False) -> 
 def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -> list[RunStatus]:
     """Returns the states of an experiment's base models and runs in file order; ``only`` selects groups."""
     root = results / experiment.experiment
-    runs, held = experiment.runs(only), reusable_runs(experiment, root)
+    runs, reusable = experiment.runs(only), reusable_runs(experiment, root)
     statuses = []
     for model, task in dict.fromkeys((run.model, run.task) for run in runs):
         settings, name = experiment.models[model], f"{BASE}/{model}/{task}"
         # A pretrained model that is only linked takes no work, and gets no line.
         if settings.pretrained is None or settings.supervised_steps is not None:
             log = root / "logs/base_model" / model / f"{task}.log"
-            if name in held or (root / name / "manifest.json").exists():
+            if name in reusable or (root / name / "manifest.json").exists():
                 statuses.append(RunStatus(name, "done"))
             elif reason := _error_in(log):
                 statuses.append(RunStatus(name, "failed", reason=reason, log=log))
@@ -179,7 +179,7 @@ def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -
                 statuses.append(RunStatus(name, "missing"))
     for run in runs:
         steps, suites = experiment.training_of(run).steps, bool(experiment.tasks[run.task].evaluate_on)
-        if run.run_id in held:
+        if run.run_id in reusable:
             statuses.append(RunStatus(run.run_id, "done", steps, steps))
         else:
             statuses.append(status_of_run(root, run, steps, suites=suites))

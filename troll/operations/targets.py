@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from troll.analysis.claims.packaged import DEFAULT, claims_file
 from troll.common.digests import sha256_of_file
 from troll.experiment.budget import billions_of
-from troll.experiment.directories import released_directory
+from troll.experiment.directories import RESULTS, released_directory
 from troll.experiment.experiment import Experiment, Run
 from troll.experiment.keys import largest_values, planned_keys, suites_of
 from troll.experiment.settings import Size, Suite
@@ -47,12 +47,11 @@ class Targets:
     experiment: Experiment
     # tasks that this machine cannot run, with the reason
     skipped: Mapping[str, str] = field(default_factory=dict)
-    results: str = "results"  # directory that contains ``<experiment>/``
 
     @property
     def root(self) -> str:
         """``results/<experiment>``."""
-        return f"{self.results}/{self.experiment.experiment}"
+        return f"{RESULTS}/{self.experiment.experiment}"
 
     @property
     def released(self) -> Path:

@@ -27,12 +27,12 @@ def time_left(experiment: Experiment, results: Path, statuses: Sequence[RunStatu
     """Estimates what is left of the runs in these states; None if the time of one is unknown."""
     pending = {one.name: one for one in statuses if one.steps and one.state not in ("done", "trained")}
     runs = {run.run_id: run for run in experiment.runs() if run.run_id in pending}
-    whole: dict[tuple[str, str, int], float] = {}  # seconds of a whole run, by model, task and steps
+    whole_run: dict[tuple[str, str, int], float] = {}  # seconds of a whole run, by model, task and steps
     for name, status in pending.items():
         if status.left_s is not None and status.step < status.steps:
             seconds = status.left_s * status.steps / (status.steps - status.step)
             key = (runs[name].model, runs[name].task, status.steps)
-            whole[key] = max(seconds, whole.get(key, 0.0))
+            whole_run[key] = max(seconds, whole_run.get(key, 0.0))
     begun = all(status.left_s is not None for status in pending.values())
     seen = [] if begun else list(earlier_runs(results))
     seconds_left = []
@@ -40,7 +40,7 @@ def time_left(experiment: Experiment, results: Path, statuses: Sequence[RunStatu
         run, left = runs[name], status.left_s
         if left is None:
             expected = estimate(experiment, run, experiment.training_of(run), seen)
-            expected = whole.get((run.model, run.task, status.steps)) if expected is None else expected
+            expected = whole_run.get((run.model, run.task, status.steps)) if expected is None else expected
             if expected is None:
                 return None
             left = expected * (1 - status.step / status.steps)

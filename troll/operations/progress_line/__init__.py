@@ -35,9 +35,9 @@ def install(workflow: Any, experiment: Experiment, root: Path) -> "LogHandler | 
     """
     try:
         settings = workflow.output_settings
-        asked = settings.quiet or settings.verbose or settings.printshellcmds or settings.debug_dag
+        other_log = settings.quiet or settings.verbose or settings.printshellcmds or settings.debug_dag
         main = workflow.is_main_process and workflow.modifier.is_main_snakefile()
-        if not main or settings.dryrun or asked or os.environ.get(SWITCH) == "0":
+        if not main or settings.dryrun or other_log or os.environ.get(SWITCH) == "0":
             return None
         logger: logging.Logger = workflow.logger_manager.logger
         usual = next((handler for handler in logger.handlers if handler.name == "DefaultStreamHandler"), None)

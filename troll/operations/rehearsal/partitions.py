@@ -58,8 +58,8 @@ def _partitions(profile: Path) -> tuple[Path, list[Any]]:
 
 def _fits(partition: Any, rule: str, request: Request) -> bool:
     """Whether the plugin would put a job into a partition; it reads only these attributes of a job."""
-    asked = {"mem_mb": request.memory_mb, "runtime": request.minutes, "gpu": request.gpus}
-    job = SimpleNamespace(name=rule, threads=request.threads, resources=asked)
+    wanted = {"mem_mb": request.memory_mb, "runtime": request.minutes, "gpu": request.gpus}
+    job = SimpleNamespace(name=rule, threads=request.threads, resources=wanted)
     return partition.score_job_fit(job) is not None
 
 
@@ -109,8 +109,8 @@ def check_partitions(experiment: Experiment, planned: Sequence[Run], profile: Pa
         path, partitions = _partitions(profile)
     except ImportError:
         return [Check(_NAME, "note", "not checked: snakemake-executor-plugin-slurm is not installed")]
-    asked = requests(experiment, planned, 1)
-    most = max(request.memory_mb for request in asked.values())
+    by_kind = requests(experiment, planned, 1)
+    most = max(request.memory_mb for request in by_kind.values())
     words = f"has no max_mem_mb; jobs request up to {most:,} MB"
     notes = [
         Check(_NAME, "note", f"partitions.{item.name} {words}", str(path))
@@ -118,5 +118,5 @@ def check_partitions(experiment: Experiment, planned: Sequence[Run], profile: Pa
         if item.limits.max_mem_mb == inf and most > _LARGE_MB
     ]
     names = ", ".join(item.name for item in partitions)
-    summary = f"{len(asked)} kinds of jobs fit into {names}, up to {most:,} MB"
+    summary = f"{len(by_kind)} kinds of jobs fit into {names}, up to {most:,} MB"
     return failures_or_ok(_NAME, [*notes, *_failures(experiment, planned, path, partitions)], summary)
