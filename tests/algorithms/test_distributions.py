@@ -19,38 +19,30 @@ from troll.algorithms.distributions import (
 P = torch.tensor([[0.5, 0.02, 0.3, 0.1, 0.08]], dtype=torch.float64)
 
 
-def test_keeps_the_most_probable_tokens_until_the_mass_is_reached():
-    sparse = sparsify(P.log(), support_size=4, dropped_mass=0.15, normalised=True)
-    # 0.5, then 0.3 leave 0.2 > 0.15, so 0.1 is kept too; then only 0.1 is left.
-    assert sparse.token_ids.tolist() == [[0, 2, 3, -1]]
-    torch.testing.assert_close(
-        sparse.log_probs.exp(), torch.tensor([[0.5, 0.3, 0.1, 0.0]], dtype=torch.float64)
-    )
-    torch.testing.assert_close(sparse.tail_log_prob.exp(), torch.tensor([0.1], dtype=torch.float64))
-
-
-@pytest.mark.parametrize(("dropped_mass", "kept"), [(0.201, 2), (0.199, 3), (0.101, 3), (0.099, 4)])
-def test_a_token_is_kept_while_more_than_the_dropped_mass_is_left(dropped_mass, kept):
-    sparse = sparsify(P.log(), 5, dropped_mass)
-    assert int((sparse.token_ids >= 0).sum()) == kept
-
-
-def test_keep_is_a_limit():
-    sparse = sparsify(P.log(), support_size=2, dropped_mass=0.0)
-    assert sparse.token_ids.tolist() == [[0, 2]]
-    assert float(sparse.tail_log_prob.exp()) == pytest.approx(0.2)
-
-
-@pytest.mark.parametrize(("token", "expected"), [(1, [0, 1]), (2, [0, 2]), (0, [0, 2])])
-def test_the_sampled_token_is_always_kept_and_takes_a_slot(token, expected):
-    sparse = sparsify(P.log(), 2, 0.0, torch.tensor([token]))
-    assert sparse.token_ids.tolist() == [expected]
-
-
-def test_a_forced_token_beyond_the_mass_comes_last():
-    sparse = sparsify(P.log(), 5, 0.4, torch.tensor([[1, 3]]))
-    assert sparse.token_ids.tolist() == [[0, 2, 3, 1, -1]]
-    assert float(sparse.tail_log_prob.exp()) == pytest.approx(0.08)
+@pytest.mark.parametrize(
+    ("support_size", "dropped_mass", "always_keep", "kept"),
+    [
+        (4, 0.15, None, [0, 2, 3, -1]),  # 0.5 and 0.3 leave 0.2 > 0.15, so 0.1 is kept, too
+        (5, 0.201, None, [0, 2, -1, -1, -1]),
+        (5, 0.199, None, [0, 2, 3, -1, -1]),
+        (5, 0.101, None, [0, 2, 3, -1, -1]),
+        (5, 0.099, None, [0, 2, 3, 4, -1]),
+        (2, 0.0, None, [0, 2]),
+        (2, 0.0, 1, [0, 1]),  # the sampled token takes a slot
+        (2, 0.0, 2, [0, 2]),
+        (2, 0.0, 0, [0, 2]),
+        (5, 0.4, [1, 3], [0, 2, 3, 1, -1]),  # a forced token beyond the mass comes last
+    ],
+)
+def test_the_most_probable_tokens_are_kept_until_the_mass_is_reached(
+    support_size, dropped_mass, always_keep, kept
+):
+    forced = None if always_keep is None else torch.tensor([always_keep])
+    sparse = sparsify(P.log(), support_size, dropped_mass, forced, normalised=True)
+    assert sparse.token_ids.tolist() == [kept]
+    expected = torch.tensor([0.0 if token < 0 else float(P[0, token]) for token in kept], dtype=torch.float64)
+    torch.testing.assert_close(sparse.log_probs[0].exp(), expected)
+    assert float(sparse.tail_log_prob.exp()) == pytest.approx(1 - float(expected.sum()))
 
 
 def test_small_dropped_masses_are_told_apart():
