@@ -106,6 +106,7 @@ def test_contrasts_are_made_with_the_board_and_checked_like_it(results, monkeypa
     written = {path.stem for path in Path("results/board").iterdir()}
     assert written == {"board", "contrasts", "trials", "protocol"}
     assert len(pd.read_csv("results/board/board.csv")) == 6
+    assert not {"first", "rounds"} & {*pd.read_csv("results/board/trials.csv")}, "tuned in one round"
     said = result.output.splitlines()[-1]
     assert said in Path("results/board/contrasts.md").read_text().splitlines()
     Path("results/board").rename("results/duel")

@@ -146,7 +146,8 @@ def write_board(
     table.attrs["notes"][1:1] = inputs.tuned_elsewhere(runs, fresh, known)
     table.attrs["notes"] += notes
     contrasts = contrasts_table(fresh, known, inputs.tuning_values(runs, scores, known))
-    tables = {"board": table, "trials": scores, "contrasts": contrasts, "levels": levels_table(fresh, known)}
+    trials = scores if known.rounds else scores.drop(columns=["first", "rounds"])
+    tables = {"board": table, "trials": trials, "contrasts": contrasts, "levels": levels_table(fresh, known)}
     for name, made in tables.items():
         if not made.empty:
             write_table(made, out / name)

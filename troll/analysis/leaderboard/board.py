@@ -20,7 +20,7 @@ from troll.analysis.data.summaries import (
     seed_differences,
     spread,
 )
-from troll.analysis.leaderboard.inputs import expected_best, first_scores
+from troll.analysis.leaderboard.inputs import expected_best
 from troll.analysis.leaderboard.protocol import Protocol, Trial, rate
 from troll.analysis.render.formats import Style, counted, listed, percent
 from troll.analysis.statistics import (
@@ -169,7 +169,7 @@ def _row(
     row["rollouts"] = _rollouts_to(cell.rows(results.runs), target)
     row["collapsed"] = float(collapsed_runs(results.items, cell).mean())
     of_rule = trials[(trials["task"] == cell.task) & (trials["rule"] == cell.trust_region)]
-    trial_scores = first_scores(of_rule).to_list()
+    trial_scores = of_rule["first"].to_list()
     row["few"] = expected_best(trial_scores, min(FEW_TRIALS, len(trial_scores)))
     row["all"] = max(trial_scores)
     return row

@@ -12,7 +12,7 @@ from troll.analysis.data.summaries import Cell, cells, stopped_runs
 from troll.analysis.data.tidy import RUN_COLUMNS, concatenated
 from troll.analysis.leaderboard.contrasts import Tuning
 from troll.analysis.leaderboard.protocol import Protocol, Trial, rate
-from troll.analysis.render.formats import Style, counted, listed, percent, whole
+from troll.analysis.render.formats import Style, counted, listed, percent, table, whole
 from troll.common.errors import UserError
 from troll.common.numerics import changed_since
 
@@ -24,9 +24,9 @@ TRIAL_STYLES = {
     "score": Style("Validation success (%)", percent),
     "runs": Style("Runs", whole),
     "after": Style("After (% of steps)", percent),
+    "first": Style("In the first round (%)", percent),
+    "rounds": Style("Rounds", whole),
 }
-ROUND_STYLES = {"first": Style("In the first round (%)", percent), "rounds": Style("Rounds", whole)}
-"""Styles of the further columns of protocols with rounds."""
 
 
 def trial_scores(
@@ -36,11 +36,11 @@ def trial_scores(
 
     Returns:
         Columns ``task``, ``rule``, ``trial`` (number), ``learning_rate``, ``settings`` (in words), ``score``
-        (mean over models and the tuning seeds of its rounds), ``runs`` (their number) and ``after`` (share of
-        a trial's optimiser steps before the last validation: 1 unless the final validation is missing). If
-        the protocol has rounds, also ``first`` (the score after the first) and ``rounds`` (their number). A
-        collapsed run counts with its final success; a run that stopped at a non-finite loss counts as 0 if
-        the protocol admits it, else it has no results and its trial is unfinished.
+        (mean over models and the tuning seeds of its rounds), ``runs`` (their number), ``after`` (share of
+        a trial's optimiser steps before the last validation: 1 unless the final validation is missing),
+        ``first`` (the score after the first round) and ``rounds`` (their number). A collapsed run counts with
+        its final success; a run that stopped at a non-finite loss counts as 0 if the protocol admits it, else
+        it has no results and its trial is unfinished.
     """
     last = _last_validations(runs)
     ends = _last_steps(runs, last)
@@ -60,11 +60,7 @@ def trial_scores(
             for trial, line in zip(trials, lines, strict=True):
                 tuned = {"learning_rate": trial.learning_rate, "settings": trial.described}
                 rows.append({"task": task, "rule": name, "trial": trial.number, **tuned, **line})
-    frame = pd.DataFrame(rows)
-    if not protocol.rounds:
-        frame = frame.drop(columns=list(ROUND_STYLES))
-    frame.attrs["styles"] = TRIAL_STYLES | ROUND_STYLES
-    return frame
+    return table(rows, TRIAL_STYLES)
 
 
 def _last_validations(runs: pd.DataFrame) -> pd.DataFrame:
@@ -87,18 +83,17 @@ def tuning_values(runs: pd.DataFrame, scores: pd.DataFrame, protocol: Protocol) 
     for (task, name), group in _finalists(scores):
         variants = [f"{name}.{number}" for number in group["trial"]]
         rows = last[(last["task"] == task) & last["trust_region"].isin(variants)]
-        table = rows.astype({"trust_region": str}).pivot_table(
+        by_seed = rows.astype({"trust_region": str}).pivot_table(
             index="seed", columns="trust_region", values="value"
         )
-        values[task, name] = table[variants]
+        values[task, name] = by_seed[variants]
     return values
 
 
 def _finalists(scores: pd.DataFrame) -> Iterator[tuple[tuple[str, str], pd.DataFrame]]:
     """Yields the trials of the last round, by task and rule."""
     for (task, name), group in scores.groupby(["task", "rule"], sort=False, observed=True):
-        last = group if "rounds" not in group else group[group["rounds"] == group["rounds"].max()]
-        yield (str(task), str(name)), last
+        yield (str(task), str(name)), group[group["rounds"] == group["rounds"].max()]
 
 
 def _rule_lines(
@@ -165,11 +160,6 @@ def choose(scores: pd.DataFrame, protocol: Protocol) -> dict[tuple[str, str], Tr
     return best
 
 
-def first_scores(scores: pd.DataFrame) -> pd.Series:
-    """Returns the score of each trial after the first round, in which all trials have the same seeds."""
-    return scores["first"] if "first" in scores else scores["score"]
-
-
 def expected_best(scores: Sequence[float], budget: int) -> float:
     """Expected best of ``budget`` trials drawn without replacement; shows how much tuning a rule needs.
 
@@ -192,8 +182,8 @@ def tuning_table(tables: Mapping[Path, pd.DataFrame], protocol: Protocol) -> pd.
             f"{list(tables)[-1]}: one directory too many; {protocol.name} has "
             f"{counted(len(protocol.stages), 'round')} of tuning"
         )
-    for (path, table), seeds in zip(tables.items(), protocol.stages, strict=False):
-        trials = table[table["trust_region"].isin(protocol.trials_by_variant)]
+    for (path, runs), seeds in zip(tables.items(), protocol.stages, strict=False):
+        trials = runs[runs["trust_region"].isin(protocol.trials_by_variant)]
         tuned_seeds = sorted({int(seed) for seed in trials["seed"].dropna()})
         if tuned_seeds and not set(tuned_seeds) & set(seeds):
             raise UserError(
