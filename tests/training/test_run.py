@@ -23,15 +23,27 @@ from troll.training.prompts import load_policy_tokenizer
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture
+def train(configure, guessing_base, run_data, tmp_path):
+    """Trains a run in a directory of this name, and returns the directory."""
+
+    def trained(name, *estimator, **settings):
+        out = configure(tmp_path / name, *estimator, **settings)
+        subprocess.run(command(out, guessing_base, run_data), check=True)
+        return out
+
+    return trained
+
+
 # Those of ppo-max contain what grpo's show.
 @pytest.mark.parametrize(
     "estimator", ["ppo-max", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("grpo", "dapo"))]
 )
 def test_equal_seeds_give_equal_runs_and_a_killed_run_goes_on(
-    configure, guessing_base, run_data, tmp_path, estimator
+    train, configure, guessing_base, run_data, tmp_path, estimator
 ):
-    whole, killed = (configure(tmp_path / name, estimator, rollout_batches=6) for name in ("whole", "killed"))
-    subprocess.run(command(whole, guessing_base, run_data), check=True)
+    whole = train("whole", estimator, rollout_batches=6)
+    killed = configure(tmp_path / "killed", estimator, rollout_batches=6)
     assert len(metrics(whole)) == 6 * 4
     assert sum(row["grad_norm"] > 0 for row in metrics(whole)) > 12, "too little was learnt to prove anything"
     assert any(row.get("clip_fraction", 0) > 0 for row in metrics(whole))
@@ -84,9 +96,8 @@ def test_equal_seeds_give_equal_runs_and_a_killed_run_goes_on(
     assert not (whole / "trainer").exists()
 
 
-def test_epochs_end_a_run_before_its_last_rollout_batch(configure, guessing_base, run_data, tmp_path):
-    out = configure(tmp_path / "run", rollout_batches=20, epochs=1, validate_every=0)
-    subprocess.run(command(out, guessing_base, run_data), check=True)
+def test_epochs_end_a_run_before_its_last_rollout_batch(train):
+    out = train("run", rollout_batches=20, epochs=1, validate_every=0)
     assert len(metrics(out)) == 32 / 4 * 4, "32 problems are 8 rollout batches of 4, each with 4 steps"
 
 
@@ -105,9 +116,8 @@ def test_a_second_process_waits_for_the_first_and_leaves_its_result(
     assert len(metrics(out)) == 2 * 4
 
 
-def test_a_checkpoint_of_another_configuration_is_not_resumed(configure, guessing_base, run_data, tmp_path):
-    out = configure(tmp_path / "run", rollout_batches=2)
-    subprocess.run(command(out, guessing_base, run_data), check=True)
+def test_a_checkpoint_of_another_configuration_is_not_resumed(train):
+    out = train("run", rollout_batches=2)
     first = metrics(out)
     # As if it had been interrupted: a complete checkpoint is there, but the run is now another one.
     (out / "manifest.json").unlink()
@@ -115,8 +125,7 @@ def test_a_checkpoint_of_another_configuration_is_not_resumed(configure, guessin
     stale.mkdir(parents=True)
     mark = {"config": "0" * 64, "method": {}, "files": {}}
     write_json(stale / "complete.json", mark | {"itself": digest_of_json(mark)})
-    configure(out, rollout_batches=2, learning_rate=0.01)
-    subprocess.run(command(out, guessing_base, run_data), check=True)
+    train("run", rollout_batches=2, learning_rate=0.01)
     assert len(metrics(out)) == len(first) == 8
     assert metrics(out)[-1]["loss"] != first[-1]["loss"]
 
@@ -147,17 +156,9 @@ def test_run_files_hold_everything(configure, tmp_path):
     assert {"experiment", "run_id", "seed", "seeds", "training", "trust_region", "estimator"} <= config.keys()
 
 
-def test_a_critic_learns_from_groups_of_one(configure, guessing_base, run_data, tmp_path):
-    out = configure(
-        tmp_path / "run",
-        "ppo-max",
-        responses_per_prompt=1,
-        prompts_per_batch=16,
-        rollout_batches=2,
-        validate_every=1,
-    )
-    subprocess.run(command(out, guessing_base, run_data), check=True)
-    rows = metrics(out)
+def test_a_critic_learns_from_groups_of_one(train):
+    batch = {"responses_per_prompt": 1, "prompts_per_batch": 16, "rollout_batches": 2}
+    rows = metrics(train("run", "ppo-max", **batch, validate_every=1))
     assert len(rows) == 8 and "critic/explained_variance" in rows[4]
     assert all(row["grad_norm"] > 0 for row in rows[2:])
 
@@ -230,9 +231,7 @@ def test_a_loss_that_is_not_finite_is_an_error_or_a_run_that_solves_nothing(
     assert per_run(tidy.runs)[["auc", "final"]].to_numpy().tolist() == [[0.0, 0.0]]
 
 
-def test_problems_with_long_prompts_are_omitted_or_cut_and_counted(
-    configure, guessing_base, run_data, tmp_path
-):
+def test_problems_with_long_prompts_are_omitted_or_cut_and_counted(train, guessing_base, run_data, tmp_path):
     """With `cut`, training goes on with the end of each prompt, and no problem is missing."""
     problems = get_task("chains").load(run_data / "train.jsonl")
     lengths = sorted(len(ids) for ids in encode(load_policy_tokenizer(guessing_base), problems))
@@ -240,8 +239,7 @@ def test_problems_with_long_prompts_are_omitted_or_cut_and_counted(
     settings = {"rollout_batches": 1, "validate_every": 0, "max_prompt_tokens": limit}
     found = {}
     for how in ("omit", "cut"):
-        out = configure(tmp_path / how, long_prompts=how, **settings)
-        subprocess.run(command(out, guessing_base, run_data), check=True)
+        out = train(how, long_prompts=how, **settings)
         found[how] = json.loads((out / "manifest.json").read_text())
     longer = sum(length > limit for length in lengths)
     assert 0 < longer == found["omit"]["overlong_train"] == found["cut"]["cut_train"]
