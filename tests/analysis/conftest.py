@@ -16,6 +16,17 @@ def experiment(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def one_setting(tmp_path_factory):
+    """A collected experiment: clip and troll in one setting, two seeds."""
+    root = tmp_path_factory.mktemp("one-setting") / "testbed"
+    run_dirs, base_dirs = synthetic.write_experiment(
+        root, tasks=["chains"], conditions=["stale"], estimators=["grpo"], seeds=2, batches=2, problems=6
+    )
+    synthetic.collect(run_dirs, root, base_dirs=base_dirs)
+    return root
+
+
+@pytest.fixture(scope="session")
 def collected(experiment):
     return read_tidy(experiment)
 

@@ -2,7 +2,6 @@ import re
 import shutil
 
 import pytest
-import synthetic
 from matplotlib.image import imread, imsave
 from refusals import error_of, refused
 from typer.testing import CliRunner
@@ -23,13 +22,10 @@ KEYS = ("model", "task", "trust_region", "estimator", "condition")
 
 
 @pytest.fixture(scope="module")
-def released(tmp_path_factory):
+def released(one_setting, tmp_path_factory):
     """A small experiment with all that a release tracks; one planned method was not run."""
     root = tmp_path_factory.mktemp("results") / "testbed"
-    run_dirs, base_dirs = synthetic.write_experiment(
-        root, tasks=["chains"], conditions=["stale"], estimators=["grpo"], seeds=2, batches=2, problems=6
-    )
-    synthetic.collect(run_dirs, root, base_dirs=base_dirs)
+    shutil.copytree(one_setting / "tidy", root / "tidy")
     planned = [
         dict(zip(KEYS, ("tiny", "chains", method, "grpo", "stale"), strict=True)) | {"seed": seed}
         for method in ("clip", "troll", "quatro")

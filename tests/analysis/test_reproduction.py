@@ -22,19 +22,9 @@ from troll.experiment.directories import released_directory
 RUN = "tiny/chains/troll/grpo/stale/seed1"
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    root = tmp_path_factory.mktemp("results") / "testbed"
-    run_dirs, base_dirs = synthetic.write_experiment(
-        root, tasks=["chains"], conditions=["stale"], estimators=["grpo"], seeds=2, batches=2, problems=6
-    )
-    synthetic.collect(run_dirs, root, base_dirs=base_dirs)
-    return root
-
-
 @pytest.fixture
-def known(directory):
-    return read_tidy(directory)
+def known(one_setting):
+    return read_tidy(one_setting)
 
 
 def change(known, metric, change, step=None):
@@ -153,10 +143,10 @@ def test_nothing_in_common_is_said(known):
 
 
 @pytest.mark.parametrize("layout", ["results/released/testbed", "results/testbed"])
-def test_the_release_of_a_commit_is_read_from_git(directory, tmp_path, layout):
+def test_the_release_of_a_commit_is_read_from_git(one_setting, tmp_path, layout):
     checkout = tmp_path / "a checkout"
     place = checkout / "results/testbed"
-    shutil.copytree(directory / "tidy", checkout / layout / "tidy")
+    shutil.copytree(one_setting / "tidy", checkout / layout / "tidy")
     before = read_tidy(checkout / layout)
     with refused("HEAD", "--reference"):
         read_released(place, "HEAD")
@@ -173,10 +163,10 @@ def test_the_release_of_a_commit_is_read_from_git(directory, tmp_path, layout):
         read_released(place, "nowhere")
 
 
-def test_results_are_compared_with_their_release(directory, tmp_path):
+def test_results_are_compared_with_their_release(one_setting, tmp_path):
     place = tmp_path / "a checkout/results/testbed"
     for root in (place, released_directory(place)):
-        shutil.copytree(directory / "tidy", root / "tidy")
+        shutil.copytree(one_setting / "tidy", root / "tidy")
     before = read_tidy(place)
     assert replication_of(place) == [], "the released runs themselves"
     again = change(before, "loss", lambda values: values + 1)
@@ -185,7 +175,7 @@ def test_results_are_compared_with_their_release(directory, tmp_path):
     again.runs["value"] *= np.where(again.runs["metric"] == "wall_s", 1.1, 1.0)
     write_whole(again, place)
     pd.testing.assert_frame_equal(read_released(place).runs, before.runs)
-    assert replication_of(directory) == [], "it has no release"
+    assert replication_of(one_setting) == [], "it has no release"
     run = CliRunner().invoke
     equal, replicated = replication_of(place)
     assert equal == "3 of 4 runs equal the release to the last bit"
