@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from huggingface_hub.errors import GatedRepoError
+from one_cell import one_cell
 from refusals import check_facts, refused
 
 from troll.common import hub, lock_file
@@ -161,22 +162,17 @@ def test_two_processes_that_pin_at_once_lose_nothing(lock):
 @pytest.fixture
 def experiment():
     return parse_experiment(
-        {
-            "experiment": "x",
-            "seeds": [0],
-            "tasks": {"gsm8k": {"train": "all", "evaluate_on": {"math500": {}}}, "mbpp": {"train": "all"}},
-            "models": {
+        one_cell(
+            tasks={"gsm8k": {"train": "all", "evaluate_on": {"math500": {}}}, "mbpp": {"train": "all"}},
+            models={
                 "a": {"hub": {"id": "owner/a", "chat_template_of": "owner/b"}},
                 "c": {"hub": {"id": "owner/c"}},
             },
-            "trust_regions": {"clip": {"rule": "clip"}},
-            "estimators": {"grpo": {"rule": "grpo"}},
-            "conditions": {"one": {}},
-            "matrix": [
+            matrix=[
                 {"group": "first", "models": ["a"], "tasks": ["gsm8k"]},
                 {"group": "second", "models": ["c"]},
             ],
-        },
+        ),
         "x.yaml",
     )
 

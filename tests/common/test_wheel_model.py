@@ -16,6 +16,7 @@ import torch
 import yaml
 from datasets import Dataset
 from gguf import GGMLQuantizationType as Type
+from one_cell import one_cell
 from refusals import refused
 from safetensors.torch import load_file
 from trl import GRPOConfig, GRPOTrainer
@@ -170,24 +171,14 @@ def apart(tmp_path, monkeypatch):
 
 
 def experiment_of(model, task="chains"):
-    return parse_experiment(
-        {
-            "experiment": "first",
-            "seeds": [0],
-            "tasks": {task: {"train": 16, "validation": 2, "test": 4}},
-            "models": {"tiny": model},
-            "trust_regions": {"clip": {"rule": "clip"}},
-            "estimators": {"grpo": {"rule": "grpo"}},
-            "conditions": {"stale": {}},
-            "training": {
-                "max_response_tokens": 4,
-                "prompts_per_batch": 2,
-                "responses_per_prompt": 2,
-                "mini_batches": 2,
-            },
-        },
-        "x.yaml",
-    )
+    training = {
+        "max_response_tokens": 4,
+        "prompts_per_batch": 2,
+        "responses_per_prompt": 2,
+        "mini_batches": 2,
+    }
+    tasks = {task: {"train": 16, "validation": 2, "test": 4}}
+    return parse_experiment(one_cell(tasks=tasks, models={"tiny": model}, training=training), "x.yaml")
 
 
 def settings_of(tiny, **changes):

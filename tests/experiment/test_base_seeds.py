@@ -2,6 +2,7 @@
 
 import pytest
 import yaml
+from one_cell import one_cell
 from refusals import refused
 
 from troll.experiment.experiment import resolve, resolve_base
@@ -9,26 +10,14 @@ from troll.experiment.files import parse_experiment
 
 
 def experiment(models, **more):
-    return parse_experiment(
-        {
-            "experiment": "x",
-            "seeds": [0],
-            "tasks": {"locks": {}},
-            "models": models,
-            "trust_regions": {"clip": {"rule": "clip"}},
-            "estimators": {"grpo": {"rule": "grpo"}},
-            "conditions": {"c": {}},
-            "training": {"max_response_tokens": 128},  # the default exceeds the default context
-            **more,
-        },
-        "file",
-    )
+    training = {"max_response_tokens": 128}  # the default exceeds the default context
+    return parse_experiment(one_cell(tasks={"locks": {}}, models=models, training=training, **more), "file")
 
 
 def test_each_seed_is_a_model_with_runs_of_its_own_and_another_base():
     found = experiment({"small": {"width": 64, "base_seeds": [0, 2]}, "other": {}})
     assert [run.run_id for run in found.runs()] == [
-        f"{model}/locks/clip/grpo/c/seed0" for model in ("small-base0", "small-base2", "other")
+        f"{model}/locks/clip/grpo/stale/seed0" for model in ("small-base0", "small-base2", "other")
     ]
     bases = [resolve_base(found, model, "locks") for model, _ in found.bases()]
     assert len({base.seeds.model for base in bases}) == 3

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import yaml
+from one_cell import one_cell
 from refusals import error_of, refused
 
 from troll.experiment.files import load_experiment, parse_experiment
@@ -23,17 +24,12 @@ def paper(repository):
 @pytest.fixture
 def large():
     """One run of a model of 70.6 * 10^9 parameters on 8 GPUs of 80 GiB."""
-    return {
-        "experiment": "large",
-        "seeds": [0],
-        "gpu_memory": 80,
-        "tasks": {"gsm8k": {"training": {"max_prompt_tokens": 512, "max_response_tokens": 1024}}},
-        "models": {"big": {"hub": {"id": "nobody/big", "billions": 70.6}}},
-        "trust_regions": {"clip": {"rule": "clip"}},
-        "estimators": {"grpo": {"rule": "grpo"}},
-        "conditions": {"only": {}},
-        "training": {"gpus": 8, "vllm": {"tensor_parallel": 8}, "micro_batch_tokens": 4096},
-    }
+    return one_cell(
+        gpu_memory=80,
+        tasks={"gsm8k": {"training": {"max_prompt_tokens": 512, "max_response_tokens": 1024}}},
+        models={"big": {"hub": {"id": "nobody/big", "billions": 70.6}}},
+        training={"gpus": 8, "vllm": {"tensor_parallel": 8}, "micro_batch_tokens": 4096},
+    )
 
 
 def seen(monkeypatch, **answers):
@@ -90,7 +86,7 @@ def test_a_run_that_cannot_fit_is_refused_in_one_line(large, monkeypatch):
     seen(monkeypatch)
     experiment = parse_experiment(large, "x")
     facts = ("132 GiB", "8 GPUs", "80 GiB", "gpu_memory", 79)
-    with refused("large.yaml", "big/gsm8k/clip/grpo/only", *facts):
+    with refused("large.yaml", "big/gsm8k/clip/grpo/stale", *facts):
         refuse_impossible(experiment, experiment.runs(), "large.yaml")
     # A tight run is only named, since an estimate may be wrong; so is one on unknown cards.
     for change in ({"gpu_memory": 141}, {"gpu_memory": None}):
@@ -136,7 +132,7 @@ def test_check_refuses_and_shows_one_group(large, tmp_path, troll, repository):
     path.write_text(yaml.safe_dump(large))
     result = troll("check", path, "--cost", cwd=tmp_path)
     assert "DOES NOT FIT" in result.stdout
-    error_of(result, path, "big/gsm8k/clip/grpo/only")
+    error_of(result, path, "big/gsm8k/clip/grpo/stale")
     assert troll("check", path, cwd=tmp_path).stderr == result.stderr
     group = troll("check", repository / FILE, "--cost", "--only", "paper_code", cwd=tmp_path)
     assert "paper_code" in group.stdout and "paper_sizes" not in group.stdout

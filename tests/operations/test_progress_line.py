@@ -12,6 +12,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLogHandlerBase
 
 from troll.common import progress
+from troll.experiment.experiment import COORDINATES
 from troll.experiment.files import read_experiment
 from troll.operations import progress_line
 from troll.operations.progress_line import handler as module
@@ -74,14 +75,7 @@ def send(handler, event=None, message="", level=logging.INFO, **fields):
     handler.handle(record)
 
 
-WILDCARDS = {
-    "model": "tiny",
-    "task": "chains",
-    "trust_region": "clip",
-    "estimator": "grpo",
-    "condition": "stale",
-    "seed": "0",
-}
+WILDCARDS = dict(zip((*COORDINATES, "seed"), ["tiny", "chains", "clip", "grpo", "stale", "0"], strict=True))
 
 
 def begin(handler, number, rule, message=None, log=None):

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from refusals import refused
 
-from troll.experiment.experiment import resolve, run_seeds
+from troll.experiment.experiment import COORDINATES, resolve, run_seeds
 from troll.experiment.files import parse_experiment
 from troll.experiment.run_config import RunConfig, SamplingConfig, SuitesConfig
 from troll.operations import targets as module
@@ -20,14 +20,7 @@ from troll.operations.public_data import PublicWork, skipped_parts
 from troll.operations.targets import Targets
 from troll.training.run import trainer_config
 
-RUN = {
-    "model": "tiny",
-    "task": "chains",
-    "trust_region": "clip",
-    "estimator": "grpo",
-    "condition": "stale",
-    "seed": "0",
-}
+RUN = dict(zip((*COORDINATES, "seed"), ["tiny", "chains", "clip", "grpo", "stale", "0"], strict=True))
 NAME = "tiny/chains/clip/grpo/stale/seed0"
 PLACE = {"checkpoint_dir": f"runs/{NAME}"}
 BASE = {"checkpoint_dir": "base/tiny/chains"}
