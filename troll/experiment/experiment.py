@@ -18,19 +18,18 @@ from troll.common.seeding import derive_seed
 from troll.common.settings import StrictModel
 from troll.experiment.base_seeds import with_base_models_apart
 from troll.experiment.measurement_settings import CostBenchmark, Evaluation, PublicData
-from troll.experiment.model_settings import HubModel, ModelSettings, WheelModel
+from troll.experiment.model_settings import ModelSettings
 from troll.experiment.recipes import recipe_of
 from troll.experiment.run_config import (
     BaseConfig,
     ConditionOfRun,
-    HubModelOfRun,
+    PretrainedOfRun,
     RuleOfRun,
     RunConfig,
     ScratchModelOfRun,
     SeedsOfBase,
     SeedsOfRun,
     TaskOfRun,
-    WheelModelOfRun,
 )
 from troll.experiment.settings import Rule, TaskSettings, ThinkingOfRun, Training
 from troll.experiment.sizes import train_problems
@@ -275,20 +274,19 @@ def resolve(experiment: Experiment, run: Run) -> RunConfig:
     )
 
 
-def resolve_model(
-    experiment: Experiment, name: str, task: str
-) -> ScratchModelOfRun | HubModelOfRun | WheelModelOfRun:
+def resolve_model(experiment: Experiment, name: str, task: str) -> ScratchModelOfRun | PretrainedOfRun:
     """Returns everything that defines a model for a task."""
     model = experiment.models[name]
-    supervised, adapter = model.supervised_steps, model.adapters.get(task)
-    if model.hub is not None:
-        hub = HubModel(**model.hub.model_dump(exclude={"billions"}))
-        return HubModelOfRun(name=name, hub=hub, supervised=supervised, adapter=adapter)
-    if model.wheel is not None:
-        wheel = WheelModel(**model.wheel.model_dump(exclude={"billions"}))
-        return WheelModelOfRun(name=name, wheel=wheel, supervised=supervised, adapter=adapter)
-    left_out = {"training", "base_seeds", "wheel", "adapters"}
-    return ScratchModelOfRun(name=name, **model.model_dump(exclude=left_out))
+    if model.pretrained is None:
+        left_out = {"training", "base_seeds", "wheel", "adapters"}
+        return ScratchModelOfRun(name=name, **model.model_dump(exclude=left_out))
+    return PretrainedOfRun(
+        name=name,
+        hub=model.hub and model.hub.model_copy(update={"billions": None}),
+        wheel=model.wheel and model.wheel.model_copy(update={"billions": None}),
+        supervised=model.supervised_steps,
+        adapter=model.adapters.get(task),
+    )
 
 
 def _resolve_task(experiment: Experiment, name: str) -> TaskOfRun:

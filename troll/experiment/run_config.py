@@ -7,7 +7,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from troll.algorithms.ranges import Count, NonNegativeInt
 from troll.common.settings import StrictModel
 from troll.experiment.measurement_settings import Evaluation
-from troll.experiment.model_settings import Adapter, FromScratch, HubModel, SupervisedSteps, WheelModel
+from troll.experiment.model_settings import Adapter, FromScratch, Hub, SupervisedSteps, Wheel
 from troll.experiment.settings import Size, Suite, ThinkingOfRun, Training
 from troll.tasks.prompts import Thinking
 
@@ -30,35 +30,34 @@ _Supervised = Annotated[SupervisedSteps | None, Field(exclude_if=lambda value: v
 _Adapter = Annotated[Adapter | None, Field(exclude_if=lambda value: value is None)]
 
 
-class HubModelOfRun(StrictModel):
-    """A model of the hub, which defines its own sizes."""
+class Pretrained(StrictModel):
+    """A model of the hub or from a wheel."""
+
+    hub: Hub | None = Field(None, exclude_if=lambda value: value is None)
+    wheel: Wheel | None = Field(None, exclude_if=lambda value: value is None)
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> "Pretrained":
+        if (self.hub is None) == (self.wheel is None):
+            raise ValueError("a model comes from the hub or from a wheel; give one of hub and wheel")
+        return self
+
+
+class PretrainedOfRun(Pretrained):
+    """A pretrained model, which defines its own sizes."""
 
     name: str = Field(description="name in the experiment file")
-    hub: HubModel
-    supervised: _Supervised = None
-    adapter: _Adapter = None
-
-
-class WheelModelOfRun(StrictModel):
-    """A model from a wheel."""
-
-    name: str = Field(description="name in the experiment file")
-    wheel: WheelModel
     supervised: _Supervised = None
     adapter: _Adapter = None
 
 
 def _kind_of_model(value: Any) -> str:
-    for kind, name in (("hub", "of the hub"), ("wheel", "from a wheel")):
-        if (value.get(kind) if isinstance(value, dict) else getattr(value, kind, None)) is not None:
-            return name
-    return "from scratch"
+    named = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+    return "from scratch" if named.get("hub") is None and named.get("wheel") is None else "pretrained"
 
 
 ModelOfRun = Annotated[
-    Annotated[ScratchModelOfRun, Tag("from scratch")]
-    | Annotated[HubModelOfRun, Tag("of the hub")]
-    | Annotated[WheelModelOfRun, Tag("from a wheel")],
+    Annotated[ScratchModelOfRun, Tag("from scratch")] | Annotated[PretrainedOfRun, Tag("pretrained")],
     Discriminator(_kind_of_model),
 ]
 """A model with everything that defines it."""
@@ -168,21 +167,13 @@ class TaskOfAdapter(StrictModel):
     settings: dict[str, Any] = Field({}, description="settings of the task's generator")
 
 
-class AdapterRecipe(StrictModel):
+class AdapterRecipe(Pretrained):
     """How a low-rank adapter is trained: the input of `troll job adapter`."""
 
-    hub: HubModel | None = None
-    wheel: WheelModel | None = None
     task: TaskOfAdapter
     rank: Count = Field(4, description="R, rank of the adapter; its scale is 2")
     supervised: SupervisedSteps
     seed: NonNegativeInt = 0
-
-    @model_validator(mode="after")
-    def _has_one_model(self) -> "AdapterRecipe":
-        if (self.hub is None) == (self.wheel is None):
-            raise ValueError("a model comes from the hub or from a wheel; give one of hub and wheel")
-        return self
 
 
 class TokenizerConfig(StrictModel):

