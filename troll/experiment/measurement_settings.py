@@ -65,3 +65,8 @@ class Evaluation(StrictModel):
         if self.engine_options and self.engine != "vllm":
             raise ValueError(f"engine_options are for the engine vllm; {self.engine} has none")
         return self
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a job that samples a pretrained model: one, or as many as vLLM splits it across."""
+        return int(self.engine_options.get("tensor_parallel_size", 1))

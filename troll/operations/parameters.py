@@ -137,9 +137,8 @@ class Parameters:
         """Returns the resources of a job that samples from a run or base model."""
         place = wildcards["checkpoint_dir"]
         model = self.targets.experiment.models[place.split("/")[1]].pretrained
-        # A pretrained model that trains on GPUs is sampled on one, or on as many as vLLM splits it across.
-        split = self.targets.experiment.evaluation.engine_options.get("tensor_parallel_size", 1)
-        gpus = split if model and self.targets.gpus_by_place[place] else 0
+        trained_on_gpus = model and self.targets.gpus_by_place[place]
+        gpus = self.targets.experiment.evaluation.gpus if trained_on_gpus else 0
         return sampling_request(model, gpus, attempt)
 
 

@@ -114,8 +114,7 @@ class Targets:
     def most_gpus(self) -> int:
         """GPUs of the largest job; 0 if no job uses a GPU."""
         training = max(self.gpus_by_place.values(), default=0)
-        split = int(self.experiment.evaluation.engine_options.get("tensor_parallel_size", 1))
-        return max(training, split) if training else 0
+        return max(training, self.experiment.evaluation.gpus) if training else 0
 
     @cached_property
     def trains_with_vllm(self) -> bool:

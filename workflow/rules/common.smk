@@ -18,10 +18,10 @@ INVOCATION = begin(workflow, config)
 TARGETS, PUBLIC = INVOCATION.targets, INVOCATION.public
 EXPERIMENT, ROOT = TARGETS.experiment, TARGETS.root
 PARAMETERS = Parameters(TARGETS)
-TRAINING, TRAINING_PROGRAM = environment_of(
+TRAINING_ENVIRONMENT, TRAINING_PROGRAM = environment_of(
     TARGETS.trains_with_vllm, deployed=INVOCATION.deployed
 )
-SAMPLING, SAMPLING_PROGRAM = environment_of(
+SAMPLING_ENVIRONMENT, SAMPLING_PROGRAM = environment_of(
     TARGETS.samples_with_vllm, deployed=INVOCATION.deployed
 )
 CAPTIONS = write_captions(Path(".snakemake/captions").absolute())

@@ -14,7 +14,7 @@ rule sample:
     # Evaluation has priority, so that runs are completed before new ones start.
     priority: 1
     conda:
-        SAMPLING
+        SAMPLING_ENVIRONMENT
     threads: 1
     resources:
         gpu=lambda wildcards: PARAMETERS.sampling_request(wildcards).gpus,

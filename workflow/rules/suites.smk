@@ -30,7 +30,7 @@ rule sample_suites:
     benchmark:
         f"{ROOT}/benchmarks/sample_suites/{{checkpoint_dir}}.jsonl"
     conda:
-        SAMPLING
+        SAMPLING_ENVIRONMENT
     threads: 1
     resources:
         gpu=lambda wildcards: PARAMETERS.sampling_request(wildcards).gpus,

@@ -40,7 +40,7 @@ rule train:
     benchmark:
         f"{ROOT}/benchmarks/train/{{model}}/{{task}}/{{trust_region}}/{{estimator}}/{{condition}}/seed{{seed}}.jsonl"
     conda:
-        TRAINING
+        TRAINING_ENVIRONMENT
     threads: lambda wildcards: PARAMETERS.training_request(wildcards).threads
     resources:
         gpu=lambda wildcards: PARAMETERS.training_request(wildcards).gpus,

@@ -23,13 +23,13 @@ _LARGE_MB = 64_000  # memory that nearly every cluster node has
 def requests(experiment: Experiment, planned: Sequence[Run], attempt: int) -> dict[tuple[str, str], Request]:
     """Returns the largest request of each kind of job, by workflow rule and the key that determines it."""
     by_kind: dict[tuple[str, str], Request] = {}
-    shared = experiment.evaluation.engine_options.get("tensor_parallel_size", 1)
     for run in planned:
         model, gpus = experiment.models[run.model], experiment.training_of(run).gpus
         source = model.pretrained
+        sampled_on = experiment.evaluation.gpus if source and gpus else 0
         wanted = {
             "train": resources.training_request(source, gpus, attempt),
-            "sample": resources.sampling_request(source, shared if source and gpus else 0, attempt),
+            "sample": resources.sampling_request(source, sampled_on, attempt),
         }
         if model.wheel is not None or model.supervised_steps is not None:
             wanted["hub_model"] = resources.base_request(source, model.supervised_steps, gpus, attempt)
