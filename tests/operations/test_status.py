@@ -74,13 +74,6 @@ def keep(finished, results, tmp_path):
     return to_keep
 
 
-def age(directory):
-    """Makes files older than what is written next."""
-    then = time.time() - 100
-    for path in filter(os.path.isfile, directory.rglob("*")):
-        os.utime(path, (then, then))
-
-
 def of(statuses, rule):
     return next(status for status in statuses if status.name == RUN.format(rule))
 
