@@ -94,7 +94,7 @@ def _copy_experiment(local: Path, released: Path, fresh: Path) -> None:
         others = [read_table_file(path) for path in table_files(released).values()]
         frames += [frame[~frame["run_id"].isin(here)] for frame in others]
     for name in sorted({table_of_rule(rule) for frame in frames for rule in frame["rule"].unique()}):
-        rows = [frame[[table_of_rule(rule) == name for rule in frame["rule"]]] for frame in frames]
+        rows = [frame[frame["rule"].astype(str).map(table_of_rule) == name] for frame in frames]
         write_table_file(table_file(fresh, name), rows)
 
 
