@@ -141,6 +141,11 @@ def test_the_finished_runs_of_an_unfinished_experiment_are_added_to_those_of_the
     adopt("kept")
     assert set(archived_runs(released)) == {first, rest[0]}
     commit(checkout)
+    append_run(by_name[first], local, keys[first])  # now all released rows are here, too
+    adopt("kept")
+    assert set(archived_runs(released)) == {first, rest[0]}
+    shutil.rmtree(local)
+    append_run(by_name[rest[0]], local, keys[rest[0]])
     # Once all are there, the copies are part of the release as any other rows, in a file for each rule.
     collect_planned(local, keys, {name: by_name[name] for name in rest}, released)
     record_commit(local, "c0ffee")
