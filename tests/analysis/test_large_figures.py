@@ -20,7 +20,6 @@ METRICS = (
     "kl_to_old_max",
     "kept_mass",
 )
-TABLES = tuple[pd.DataFrame, pd.DataFrame]
 
 
 @pytest.fixture(scope="module")
