@@ -215,16 +215,18 @@ def test_answers_name_the_verdict_the_average_and_what_must_not_be_overlooked():
         "verdict": "supported on average",
         "pooled": pooled,
         "evidence": [{}, {}],
-        "reason": "+20; on average over seeds it ends below its own base model in 1 of 2 settings on chains",
+        "reason": "+20; holds in 1 of 2 settings, not shown in x; "
+        "on average over seeds it ends below its own base model in 1 of 2 settings on chains",
     }
-    told = "**Yes**, on average: TROLL minus clip +20.0 [+10.0, +30.0] points over 2 settings"
+    told = "**Above** on average (holds in 1 of 2 settings): "
+    told += "TROLL minus clip +20.0 [+10.0, +30.0] points over 2 settings"
     below = ", but its mean is below the base model's in 1 of 2 settings on chains"
     assert answer("testbed", [record]) == told + below
     assert answer("mine", [record]) == "", "no question is known"
     few = {"pooled": None, "evidence": [], "reason": "no runs"}
-    assert answer("testbed", [record | few | {"verdict": "not run"}]) == "**No runs yet**"
+    assert answer("testbed", [record | few | {"verdict": "not run"}]) == "No runs yet"
     unlike = record | {"verdict": "depends on task", "reason": ""}
-    assert answer("testbed", [unlike]).startswith("**It depends** on the task: TROLL minus clip +20.0")
+    assert answer("testbed", [unlike]).startswith("**Depends on task**: TROLL minus clip +20.0")
 
 
 def test_an_experiment_without_a_question_is_introduced_by_its_summary():
@@ -250,15 +252,18 @@ def test_the_list_of_results_asks_answers_and_says_how_to_make_them(tmp_path):
     columns = {"trust_region": ["clip", "clip", "base"], "run_id": ["a", "b", "c"]}
     same = dict.fromkeys(("model", "task", "estimator", "condition"), "x")
     known = Results(pd.DataFrame(columns | same), pd.DataFrame(), summary="Mine")
+    wrong = [{"case": "wrong", "rate": 0.0, "evaluation": share} for share in (0.114, None, 0.567)]
     (tmp_path / "graders").mkdir()
     (tmp_path / "graders/audit.md").write_text("")
-    write_json(tmp_path / "graders/audit.json", {"ok": False})
+    write_json(tmp_path / "graders/audit.json", {"ok": False, "cases": wrong})
     text = index(tmp_path, {"mine": known, "testbed": known})
     lines = [line for line in text.splitlines() if line.startswith("| [")]
     assert lines == [
         "| [Does TROLL end above clip when rollouts are stale?](testbed/README.md) |  | 2 (2 seeds) "
         "| `make results SEEDS=0,1,2,3,4` |",
-        "| [Can the graders be trusted?](graders/audit.md) | **No**: the audit failed |  | `make audit` |",
+        "| [Which wrong answers do the graders accept?](graders/audit.md) "
+        "| The audit **failed**; rewards accept 0 % of near misses; "
+        "evaluation by math-verify accepts 11 to 57 % of near misses |  | `make audit` |",
         "| [Mine](mine/README.md) | `mine` | 2 (2 seeds) |  |",
     ]
 

@@ -135,3 +135,18 @@ def test_planned_runs_that_have_not_ended_are_counted():
     assert rates_sequence.lacking(Results(whole.runs[~gone], whole.items, whole.expected)) == 16
     with refused("here", "16 of 96"):
         rates_sequence.refuse_early(Results(whole.runs[~gone], whole.items, whole.expected), Path("here"))
+
+
+def test_the_page_says_which_tests_count_and_on_how_many_runs_they_rest():
+    def value(endpoint, condition, rule, task, seed):
+        return 0.5 + (0.1 + 0.01 * (seed % 3)) * (rule == "troll" and condition == LOW)
+
+    page = rates_sequence.to_page(rates_sequence.sequence(results(value)), 88, 96)
+    lines = page.splitlines()
+    (first,) = (line for line in lines if line.startswith(f"| 1 | mean height of the curve | {LOW} | both |"))
+    assert "| 12 of 12 | <0.001 | no | succeeded |" in first and "| 12 | +11.0 [+10.5, +11.5] |" in first
+    (second,) = (
+        line for line in lines if line.startswith(f"| 2 | mean height of the curve | {HIGH} | both |")
+    )
+    assert "0.0 [0.0, 0.0]" in second and second.endswith("| 0 of 12 | 1.000 | yes | failed |")
+    assert any(line.endswith("| exploratory |") for line in lines) and "88 of 96 planned runs" in page

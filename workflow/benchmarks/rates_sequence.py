@@ -2,9 +2,9 @@
 
     python workflow/benchmarks/rates_sequence.py results/smollm2-rates
 
-Writes sequence.csv into the directory. The order and the endpoints were committed before the first run, in
-workflow/config/smollm2-rates-claims.yaml; each test counts only if all before it succeeded. Nothing is tested
-before all planned runs have ended, unless ``--incomplete`` says that no more will be made.
+Writes sequence.csv and sequence.md into the directory. The order and the endpoints were committed before the
+first run, in workflow/config/smollm2-rates-claims.yaml; each test counts only if all before it succeeded.
+Nothing is tested before all planned runs have ended, unless ``--incomplete`` says that no more will be made.
 """
 
 from pathlib import Path
@@ -17,6 +17,7 @@ import typer
 from troll.analysis.data.results import Results, read_results
 from troll.analysis.data.summaries import per_run
 from troll.analysis.data.tidy import BASE
+from troll.analysis.render.formats import Style, points, probability, table, to_markdown, whole
 from troll.analysis.statistics import LEVEL, holm, paired_p_value, seed_interval
 from troll.cli.app import begin, main
 from troll.common.errors import UserError
@@ -28,6 +29,18 @@ LOWER, HIGHER = "rate-1e-5", "rate-3e-5"
 RULES = ("troll", "clip")
 MARGINS = {"auc": 0.01, "pass@1": 0.03}
 """Differences that count as equal, by endpoint: mean height of the curve and final test pass@1."""
+_STYLES = {
+    "test": Style("Test", whole),
+    "endpoint": Style("Endpoint"),
+    "condition": Style("Rate"),
+    "tasks": Style("Tasks"),
+    "seeds": Style("Seeds", whole),
+    "difference": Style("Δ (points)", points),
+    "positive": Style("Seeds above 0"),
+    "p": Style("p", probability),
+    "within": Style("Within the margin"),
+    "outcome": Style("Outcome"),
+}
 CHOOSING = (range(8001, 8007), range(8007, 8013))
 """Each half of the seeds chooses the rates of the other half."""
 
@@ -115,6 +128,30 @@ def _row(number: int, endpoint: str, condition: str, tasks: str, seeds: pd.Serie
     )
 
 
+def to_page(tests: pd.DataFrame, ended: int, planned: int) -> str:
+    """Returns the tests as a Markdown table that says how many of the planned runs they rest on."""
+    shown_rows = tests.assign(
+        endpoint=tests["endpoint"].replace({"auc": "mean height of the curve", "pass@1": "test pass@1"}),
+        positive=[f"{row.positive} of {row.seeds}" for row in tests.itertuples()],
+        within=["yes" if within else "no" for within in tests["within"]],
+        outcome=tests["outcome"].replace({"": "–"}),
+    )
+    margins = f"{100 * MARGINS['auc']:g} point of height, {100 * MARGINS['pass@1']:g} of pass@1"
+    return to_markdown(
+        table(
+            [dict(row) for _, row in shown_rows.iterrows()],
+            _STYLES,
+            f"TROLL minus clip by seed, in percentage points with 95 % intervals; {ended} of {planned} "
+            "planned runs have ended.",
+            "The order was fixed before the first run (workflow/config/smollm2-rates-claims.yaml): a test "
+            "counts only if all before it succeeded, which means an interval above zero; what follows the "
+            "first that failed is exploratory. Rows of single tasks decide nothing. The p-values of test 4 "
+            f"are corrected by Holm's method. Margin: {margins}.",
+            columns=[*_STYLES, "difference_low", "difference_high"],
+        )
+    )
+
+
 def lacking(results: Results) -> int:
     """How many of the planned runs have not ended."""
     ended = set(per_run(results.runs)["run_id"]) if len(results.runs) else set()
@@ -142,14 +179,15 @@ def test(
         bool, typer.Option("--incomplete", help="no more runs will be made: test the seeds that are complete")
     ] = False,
 ) -> None:
-    """Test the claims of smollm2-rates in their order, into sequence.csv."""
+    """Test the claims of smollm2-rates in their order, into sequence.csv and sequence.md."""
     begin(None)
     results = read_results(directory)
     if not incomplete:
         refuse_early(results, directory)
-    table = sequence(results)
-    write_text(directory / "sequence.csv", table.to_csv(index=False))
-    print(table.to_string(index=False))
+    tests, planned = sequence(results), len(results.expected or ())
+    write_text(directory / "sequence.csv", tests.to_csv(index=False))
+    write_text(directory / "sequence.md", to_page(tests, planned - lacking(results), planned))
+    print(tests.to_string(index=False))
 
 
 if __name__ == "__main__":

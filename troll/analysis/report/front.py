@@ -7,24 +7,12 @@ import pandas as pd
 
 from troll.analysis.claims.ledger import findings
 from troll.analysis.claims.verdicts import ClaimVerdict
-from troll.analysis.claims.wording import both_below, label, short
+from troll.analysis.claims.wording import label, short, why
 from troll.analysis.data.settings import settings_by
 from troll.analysis.data.tidy import BASE
-from troll.analysis.leaderboard.protocol import read_protocol
 from troll.analysis.render.formats import bracketed, counted, listed, points, significant
-from troll.analysis.report.questions import BELOW, Question, step_ratio
-
-_ON_AVERAGE = {"supported everywhere": "in every setting", "supported on average": "on average"}
-_SIDES = {"higher": "above", "lower": "below", "equivalent": "level"}
-_OTHER = {"not shown": "**not shown**", "inconclusive": "**not decided**"}
-"""Of verdicts that support nothing; of others the answer is the verdict itself."""
-_OUTCOMES = {
-    "above": "**above**",
-    "below": "**below**",
-    "within": "**level**",
-    "undecided": "**not decided**",
-}
-"""Of a contrast that a protocol fixed."""
+from troll.analysis.report.outcomes import OUTCOMES, equal_up_to, other_contrasts, outcome, sequence_tests
+from troll.analysis.report.questions import Question, step_ratio
 
 _TESTBED = (
     "`make results SEEDS=0,1,2,3,4`, and the same with `EXPERIMENT=workflow/config/testbed-estimators.yaml` "
@@ -69,12 +57,8 @@ def front(judged: Sequence[ClaimVerdict], results: Path, runs: pd.DataFrame) -> 
 
 
 def _claim(question: Question, verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
-    claim, answer = verdict.claim, _OTHER.get(verdict.verdict, f"**{label(verdict)}**")
-    if where := _ON_AVERAGE.get(verdict.verdict):
-        margin = f" (within {100 * claim.margin:g} points)" if claim.direction == "equivalent" else ""
-        answer = f"**{_SIDES[claim.direction]}**{margin} {where}"
-    if below := both_below(verdict):
-        answer = f"{answer}, but {below.replace(*BELOW)}"
+    claim = verdict.claim
+    answer = outcome(claim.direction, claim.margin, label(verdict), why(verdict))
     if claim.retired:
         answer = f"{_of_interval(verdict)}; the claim is [retired](docs/findings.md#verdicts)"
     rates, ends = "", ""
@@ -90,8 +74,8 @@ def _of_interval(verdict: ClaimVerdict) -> str:
     """Returns where the average lies beside 0, for a claim that is no longer judged."""
     pooled = verdict.decision.pooled
     if pooled is None or pooled.low <= 0 <= pooled.high:
-        return _OUTCOMES["undecided"]
-    return _OUTCOMES["above" if pooled.low > 0 else "below"]
+        return OUTCOMES["undecided"]
+    return OUTCOMES["above" if pooled.low > 0 else "below"]
 
 
 def _rows_of(
@@ -153,16 +137,8 @@ def _cut(verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
 
 def _rates_sequence(directory: Path, runs: pd.DataFrame) -> Iterator[str]:
     """Yields the first two tests of a fixed sequence: mean height of the curve, at either learning rate."""
-    path = directory / "sequence.csv"
-    if not path.exists():
-        return
-    tests = pd.read_csv(path)
     own = runs[runs["experiment"] == directory.name]
-    for _, test in tests[(tests["tasks"] == "both") & (tests["endpoint"] == "auc")].iloc[:2].iterrows():
-        side = (
-            "above" if test["difference_low"] > 0 else "below" if test["difference_high"] < 0 else "undecided"
-        )
-        answer = _OUTCOMES["within" if side == "undecided" and test["within"] else side]
+    for test, difference, answer in sequence_tests(directory):
         at_rate = own[own["condition"].isin([test["condition"], ""])]
         share = at_rate[
             (at_rate["metric"] == "summary/mean/clip_fraction") & (at_rate["trust_region"] == "clip")
@@ -174,9 +150,8 @@ def _rates_sequence(directory: Path, runs: pd.DataFrame) -> Iterator[str]:
             f" {100 * share['value'].mean():.1f} % of tokens "
             "([every test](results/released/smollm2-rates/sequence.csv))",
             _by_task(tested, {BASE: "base", "clip": "clip", "troll": "TROLL"}),
-            f"{points(test['difference'])} {bracketed(test, 'difference')} points of mean height of the "
-            f"training curve, {int(test['seeds'])} seeds",
-            answer if test["outcome"] != "exploratory" else f"{answer} (exploratory)",
+            difference,
+            answer,
             "`troll run workflow/config/smollm2-rates.yaml --repeat`",
         )
 
@@ -186,29 +161,14 @@ def _duel(directory: Path) -> Iterator[str]:
     path = directory / "contrasts.csv"
     if not path.exists():
         return
-    contrasts, comparison = pd.read_csv(path), read_protocol(directory / "protocol.yaml").comparison
-    averages = contrasts[contrasts["analysis"] == contrasts["analysis"].iloc[0]]
-    averages = averages[averages["endpoint"] == contrasts["endpoint"].iloc[0]]
-    first, others = averages.iloc[0], averages.iloc[1:]
-    answer = _OUTCOMES[str(first["reading"])]
-    answer += f" (its protocol calls differences up to {100 * comparison.margin:g} points equal)"
-    for _, other in others[others["method"] == first["method"]].iterrows():
-        pair = (contrasts["method"] == other["method"]) & (contrasts["baseline"] == other["baseline"])
-        by_task = contrasts[pair & contrasts["analysis"].str.endswith(" alone")]
-        tasks = [
-            f"{row['analysis'].removesuffix(' alone')} {points(row['difference'])}"
-            for _, row in by_task[by_task["endpoint"] == first["endpoint"]].iterrows()
-        ]
-        answer += (
-            f"; against {other['baseline']} {_OUTCOMES[str(other['reading'])]}: "
-            f"{points(other['difference'])} {bracketed(other, 'difference')} ({', '.join(tasks)})"
-        )
+    first = pd.read_csv(path).iloc[0]
+    answer = f"{OUTCOMES[str(first['reading'])]} ({equal_up_to(path.parent)})"
     yield _row(
         f"Both tuned alike, {int(first['seeds'])} new seeds ([the duel](docs/leaderboard.md#the-duel), "
         "[every contrast](results/released/duel/contrasts.md))",
         _ends_of_board(directory / "board.csv"),
         f"{points(first['difference'])} {bracketed(first, 'difference')} points",
-        answer,
+        "; ".join(part for part in (answer, other_contrasts(directory)) if part),
         "`troll rank workflow/config/duel.yaml --repeat`",
     )
 

@@ -4,6 +4,7 @@ Plans of released runs record no question, so the questions are here; an experim
 is introduced by what its file says of itself.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from troll.analysis.leaderboard.contrasts import sentence
 from troll.analysis.leaderboard.protocol import read_protocol
 from troll.analysis.registry import entries
 from troll.analysis.render.formats import listed, significant
+from troll.analysis.report.outcomes import equal_up_to, other_contrasts, outcome, sequence_tests
 from troll.analysis.statistics import Interval
 from troll.common.files import read_json
 
@@ -73,6 +75,12 @@ QUESTIONS: Mapping[str, Question] = {
         "Does TROLL end above clip with the pretrained model on two cores, when rollouts are stale?",
         _experiment("smollm2"),
         claim="smollm2-stale-better",
+    ),
+    "smollm2-rates": Question(
+        "Does TROLL learn faster than clip with a pretrained model where the trust region acts?",
+        "`troll run workflow/config/smollm2-rates.yaml --repeat`",
+        claim="smollm2-rates-height-1e-5",
+        figure="main",
     ),
     "benchmark-divergence": Question(
         "Does TROLL end above clip where both move the policy equally far?",
@@ -131,34 +139,31 @@ QUESTIONS: Mapping[str, Question] = {
 }
 """By the name of the directory, in the order in which a visitor may want to read them."""
 
-_ANSWERS: Mapping[str, str] = {
-    "supported everywhere": "**Yes**, in every setting",
-    "supported on average": "**Yes**, on average",
-    "depends": "**It depends** on the {label}",
-    "the contrary holds": "**No**, the contrary holds",
-    "not shown": "**Not shown**",
-    "inconclusive": "**Inconclusive**",
-    "not run": "**No runs yet**",
-}
 
-BELOW = ("on average over seeds it ends below its own base model", "its mean is below the base model's")
-"""In a reason, and in an answer: what nobody should overlook who reads that a method ends above another."""
+def answer(name: str, claims: Iterable[Mapping[str, Any]], directory: Path | None = None) -> str:
+    """Returns the answer of an experiment; empty where neither a single claim nor a sequence of tests has it.
 
-
-def answer(name: str, claims: Iterable[Mapping[str, Any]]) -> str:
-    """Returns the answer of an experiment from its ``claims.json``; empty where no single claim has it."""
+    Args:
+        name: of the experiment.
+        claims: of its ``claims.json``.
+        directory: its results, in which a fixed sequence of tests decides before any claim.
+    """
+    tests = [
+        f"{test['condition'].replace('rate-', 'At a rate of ')} {reading}: TROLL minus clip {difference}"
+        for test, difference, reading in (sequence_tests(directory) if directory else ())
+    ]
+    if tests:
+        return "; ".join(tests)
     question = QUESTIONS.get(name)
     for record in claims:
         if question and record["id"] == question.claim:
-            label = str(record["verdict"])
-            verdict = next(word for word in _ANSWERS if label.startswith(word))
-            text = _ANSWERS[verdict].format(label=label.removeprefix("depends on "))
+            text = outcome(record["direction"], record["margin"], record["verdict"], record["reason"])
+            verdict, *below = text.split(", but ")
             if record.get("retired"):
-                text = "The claim is retired"
+                verdict = "The claim is retired"
             numbers = _numbers(record)
-            text += f": {question.difference} {numbers}" if numbers else ""
-            below = [part for part in record["reason"].split("; ") if BELOW[0] in part]
-            return ", but ".join([text, *(part.replace(*BELOW) for part in below)])
+            verdict += f": {question.difference} {numbers}" if numbers else ""
+            return re.sub("[a-z]", lambda first: first[0].upper(), ", but ".join([verdict, *below]), count=1)
     return ""
 
 
@@ -200,10 +205,11 @@ def _leaders(directory: Path) -> str:
     return listed([f"`{row.trust_region}` on {row.task}" for row in best.itertuples()])
 
 
-def contrast(directory: Path) -> str:
-    """Returns the sentence that the protocol fixed for its outcome."""
+def _contrasts(directory: Path) -> str:
+    """Returns the sentence that the protocol fixed, and how the method stands to the other rules."""
     contrasts, protocol = pd.read_csv(directory / "contrasts.csv"), read_protocol(directory / "protocol.yaml")
-    return sentence(contrasts, protocol).removesuffix(".")
+    fixed = f"{sentence(contrasts, protocol).removesuffix('.')} ({equal_up_to(directory)})"
+    return "; ".join(part for part in (fixed, other_contrasts(directory)) if part)
 
 
 def _compared(directory: Path) -> str:
@@ -214,8 +220,15 @@ def _compared(directory: Path) -> str:
 
 
 def _audit(directory: Path) -> str:
-    passed = read_json(directory / "audit.json")["ok"]
-    return "**Yes**: the audit passed" if passed else "**No**: the audit failed"
+    """Returns whether the audit passed, and what shares of wrong answers either grader accepts."""
+    audit = read_json(directory / "audit.json")
+    wrong = [case for case in audit["cases"] if case["case"] == "wrong"]
+    parts = ["The audit **passed**" if audit["ok"] else "The audit **failed**"]
+    for grader, key in (("rewards accept", "rate"), ("evaluation by math-verify accepts", "evaluation")):
+        if shares := [100 * case[key] for case in wrong if case[key] is not None]:
+            shown = " to ".join(dict.fromkeys(f"{share:.0f}" for share in (min(shares), max(shares))))
+            parts.append(f"{grader} {shown} % of near misses")
+    return "; ".join(parts)
 
 
 def step_ratio(directory: Path) -> float | None:
@@ -252,7 +265,7 @@ OTHERS: Mapping[str, Other] = {
         "Does TROLL end above clip or GSPO's clipping when all are tuned well?",
         "contrasts.md",
         _DUEL,
-        contrast,
+        _contrasts,
         "contrasts.png",
     ),
     "statistics": Other(
@@ -261,7 +274,7 @@ OTHERS: Mapping[str, Other] = {
         "`troll release comparisons results/released/testbed* --out results/released/statistics`",
         _compared,
     ),
-    "graders": Other("Can the graders be trusted?", "audit.md", "`make audit`", _audit),
+    "graders": Other("Which wrong answers do the graders accept?", "audit.md", "`make audit`", _audit),
     "gpu": Other(
         "How long does an optimiser step with TROLL take?",
         "README.md",

@@ -1,0 +1,102 @@
+"""Outcomes in the words of the first tables: above, below, level, not decided."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from troll.analysis.leaderboard.protocol import read_protocol
+from troll.analysis.render.formats import bracketed, points
+
+OUTCOMES: Mapping[str, str] = {
+    "above": "**above**",
+    "below": "**below**",
+    "within": "**level**",
+    "undecided": "**not decided**",
+}
+"""By the reading of an interval beside 0 and a margin."""
+
+BELOW = ("on average over seeds it ends below its own base model", "its mean is below the base model's")
+"""In a reason, and in an answer: what nobody should overlook who reads that a method ends above another."""
+
+_SIDES = {"higher": "above", "lower": "below", "equivalent": "level"}
+_OTHER = {"not shown": "**not shown**", "inconclusive": "**not decided**", "not run": "no runs yet"}
+
+
+def outcome(direction: str, margin: float, label: str, reason: str) -> str:
+    """Returns a verdict as the side of the baseline on which the method is.
+
+    Args:
+        direction: that a claim states, such as "higher".
+        margin: of a claim of equivalence, as a share of 1.
+        label: the verdict for display.
+        reason: of the verdict, by `troll.analysis.claims.wording.why`.
+
+    Returns:
+        For example "**above** on average (holds in 9 of 18 settings), but its mean is below the base model's
+        in the one setting on chains".
+    """
+    text = _OTHER.get(label, f"**{label}**")
+    if label.startswith("supported"):
+        within = f" (within {100 * margin:g} points)" if direction == "equivalent" else ""
+        text = f"**{_SIDES[direction]}**{within} in every setting"
+    if label == "supported on average":
+        alone = re.search(r"(holds in|no single setting of) [^,;]*", reason)
+        text = text.replace("in every setting", "on average") + (f" ({alone[0]})" if alone else "")
+    below = [part.replace(*BELOW) for part in reason.split("; ") if BELOW[0] in part]
+    return ", but ".join([text, *below])
+
+
+def other_contrasts(directory: Path) -> str:
+    """Returns how the method of a protocol's first contrast stands to its other rules.
+
+    For example "against gspo-clip **not decided**: +0.3 [−3.8, +4.4] (locks −12.3, programs +13.0)", in
+    points of the first endpoint; empty if there is no other rule.
+    """
+    contrasts = pd.read_csv(directory / "contrasts.csv")
+    contrasts = contrasts[contrasts["endpoint"] == contrasts["endpoint"].iloc[0]]
+    averages = contrasts[contrasts["analysis"] == contrasts["analysis"].iloc[0]]
+    parts = []
+    for _, other in averages.iloc[1:][averages["method"].iloc[1:] == averages["method"].iloc[0]].iterrows():
+        pair = (contrasts["method"] == other["method"]) & (contrasts["baseline"] == other["baseline"])
+        by_task = contrasts[pair & contrasts["analysis"].str.endswith(" alone")]
+        tasks = [
+            f"{row['analysis'].removesuffix(' alone')} {points(row['difference'])}"
+            for _, row in by_task.iterrows()
+        ]
+        parts.append(
+            f"against {other['baseline']} {OUTCOMES[str(other['reading'])]}: "
+            f"{points(other['difference'])} {bracketed(other, 'difference')} ({', '.join(tasks)})"
+        )
+    return "; ".join(parts)
+
+
+def equal_up_to(directory: Path) -> str:
+    """Returns which differences a protocol calls equal, in words."""
+    margin = read_protocol(directory / "protocol.yaml").comparison.margin
+    return f"its protocol calls differences up to {100 * margin:g} points equal"
+
+
+def sequence_tests(directory: Path) -> Iterator[tuple[Mapping[str, Any], str, str]]:
+    """Yields the first two tests of a fixed sequence: mean height of the training curve at either rate.
+
+    Each is a row of sequence.csv, its difference with the interval in points, and its outcome; nothing
+    without this file.
+    """
+    path = directory / "sequence.csv"
+    if not path.exists():
+        return
+    tests = pd.read_csv(path)
+    for _, test in tests[(tests["tasks"] == "both") & (tests["endpoint"] == "auc")].iloc[:2].iterrows():
+        side = (
+            "above" if test["difference_low"] > 0 else "below" if test["difference_high"] < 0 else "undecided"
+        )
+        answer = OUTCOMES["within" if side == "undecided" and test["within"] else side]
+        shown = f"{points(test['difference'])} {bracketed(test, 'difference')} points"
+        yield (
+            {str(name): value for name, value in test.items()},
+            f"{shown} of mean height of the training curve, {int(test['seeds'])} seeds",
+            answer if test["outcome"] != "exploratory" else f"{answer} (exploratory)",
+        )
