@@ -10,13 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import trl.trainer.grpo_trainer as trl_grpo
 from torch import Tensor
 
 from troll.algorithms.advantages import make_estimator
 from troll.algorithms.aggregation import aggregate
 from troll.algorithms.trust_regions import TokenPolicy, make_trust_region
-
-trl_grpo = pytest.importorskip("trl.trainer.grpo_trainer", reason="trl is not installed")
 
 LONGEST = 20
 
