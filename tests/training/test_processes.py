@@ -113,6 +113,14 @@ def test_two_processes_learn_what_one_learns(two, tiny_base, tmp_path, name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", list(ALIKE))
+def test_processes_score_in_equally_many_passes(two, name):
+    # The weights of a sharded model are gathered in each pass, for which all processes have to be there.
+    found = two[0][name]
+    assert found["scored"] > (3 if "micro_batch_tokens" in ALIKE[name] else 0) and not found["scored_differs"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["head", "critic"])
 def test_a_sharded_model_gives_learns_and_saves_what_a_whole_one_does(two, part):
     found = two[0]["sharded"]

@@ -39,7 +39,7 @@ METHODS = {
 ALIKE = {
     "clip": {"trust_region": "clip", "estimator": "grpo"},
     "troll": {"trust_region": "troll", "estimator": "grpo", "trust_region_settings": {"kl_bound": 1e-4}},
-    "budget": {"trust_region": "troll", "estimator": "grpo", "micro_batch_tokens": 60},
+    "budget": {"trust_region": "troll", "estimator": "grpo", "micro_batch_tokens": 40},
     "shared prompts": {"trust_region": "troll", "estimator": "grpo", "share_prompts": True},
     "whole step": {
         "trust_region": "m2po",
@@ -53,7 +53,12 @@ ALIKE = {
         "policy_lag": 1,
         "trust_region_anchor": "sampler",
     },
-    "gae": {"trust_region": "troll", "estimator": "gae", "critic": Critic(learning_rate=1e-3)},
+    "gae": {
+        "trust_region": "troll",
+        "estimator": "gae",
+        "critic": Critic(learning_rate=1e-3),
+        "micro_batch_tokens": 40,
+    },
 }
 
 
@@ -111,9 +116,20 @@ def train_alike(base, out, name, processes):
     # A batch is one step: TRL shuffles it within each process, which changes what mini-batches hold.
     config = {"per_device_train_batch_size": 8 // processes, "steps_per_generation": 1, "num_iterations": 3}
     trained = trainer(FixedRollouts, base, out, config | {"max_steps": 9, "save_steps": 9}, **ALIKE[name])
+    scored = torch.zeros(1)
+
+    def count(*_):
+        scored.add_(not torch.is_grad_enabled())
+
+    for model in (trained.model, *([trained.critic.model] if trained.critic is not None else [])):
+        model.register_forward_pre_hook(count)
     trained.train()
-    rows = [row for row in trained.state.log_history if "loss" in row]
-    return {"rows": rows, "constraint_check": trained.constraint_check.summary()}
+    return {
+        "rows": [row for row in trained.state.log_history if "loss" in row],
+        "constraint_check": trained.constraint_check.summary(),
+        "scored": int(scored),
+        "scored_differs": differs(scored) if processes > 1 else 0.0,
+    }
 
 
 def flat(model):

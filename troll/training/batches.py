@@ -126,6 +126,11 @@ def parts_within(inputs: Mapping[str, Any], budget: int, accelerator: Accelerato
     return [trim(take_rows(inputs, rows)) for rows in split_to(groups, count)]
 
 
+def widest(columns: int, accelerator: Accelerator) -> int:
+    """The most columns of any process, which pads its rows by itself; for equally many passes in each."""
+    return int(accelerator.gather(torch.tensor([columns], device=accelerator.device)).max())
+
+
 def cut_by_tokens(lengths: Tensor, budget: int) -> list[Tensor]:
     """Group rows by length, longest first, so that each group is within the budget when padded.
 

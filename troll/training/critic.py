@@ -22,6 +22,7 @@ from troll.common.errors import NotFinite, UserError
 from troll.common.files import atomic_path
 from troll.common.models import text_config
 from troll.experiment.settings import Critic as CriticSettings
+from troll.training.batches import widest
 
 FILE = "critic.pt"
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -169,7 +170,9 @@ class Critic:
         """Values [B, T] at the response tokens, 0 elsewhere; raises `NotFinite` if one is not finite."""
         self.model.eval()
         length = inputs["prompt_ids"].shape[1] + inputs["completion_ids"].shape[1]
-        chunk = self._chunk if self._budget is None else max(1, self._budget // length)
+        chunk = self._chunk
+        if self._budget is not None:
+            chunk = max(1, self._budget // widest(length, self._accelerator))
         parts = [self._forward(inputs, slice(start, start + chunk)) for start in range(0, len(mask), chunk)]
         # Values at padded positions, even NaN, do not matter because the mask is 0 there.
         values = torch.where(mask.bool(), torch.cat(parts), 0.0) * mask

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from troll.training.batches import widest
 from troll.training.dropout import evaluating, sources_of_noise
 from troll.training.policies import LOG_PROBS, OldPolicy
 from troll.training.resumable import ResumableTrainer
@@ -56,8 +57,10 @@ class ScoringTrainer(ResumableTrainer):
     def _rows_at_once(self, prompt: int, response: int, default: int | None) -> int | None:
         """Responses of a pass, from the columns of prompts and of responses."""
         budget = self.args.micro_batch_tokens
+        if budget is None:
+            return default
         group = self.num_generations if self.args.share_prompts and self.model.training else 1
-        return default if budget is None else max(1, budget // (prompt + group * response)) * group
+        return max(1, budget // widest(prompt + group * response, self.accelerator)) * group
 
     def _score(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Scores a batch with the current policy as the old one; TRL only scores it where they may differ."""
