@@ -223,6 +223,8 @@ def test_answers_name_the_verdict_the_average_and_what_must_not_be_overlooked():
     below = ", but its mean is below the base model's in 1 of 2 settings on chains"
     assert answer("testbed", [record]) == told + below
     assert answer("mine", [record]) == "", "no question is known"
+    retired = answer("testbed", [record | {"retired": "asked elsewhere"}])
+    assert retired.startswith("The claim is retired: TROLL minus clip +20.0")
     few = {"pooled": None, "evidence": [], "reason": "no runs"}
     assert answer("testbed", [record | few | {"verdict": "not run"}]) == "No runs yet"
     unlike = record | {"verdict": "depends on task", "reason": ""}

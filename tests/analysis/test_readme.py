@@ -1,5 +1,7 @@
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -163,6 +165,27 @@ def test_the_first_table_has_what_was_run_and_says_where_the_method_itself_falls
     (step,) = (line for line in front([], tmp_path, runs).splitlines() if "optimiser step" in line)
     assert "| 0.987 times clip's | **faster** by 1.3 % |" in step
     assert "None of 0 claims has runs." in front([], tmp_path, runs)
+    ms = {"ms_low": 221.4, "ms_high": 266.3}
+    rows = [{"name": "step, clip", "backend": "auto"} | ms, {"name": "step, clip", "backend": "torch"} | ms]
+    rows[1]["ms_high"] = 338.0
+    rows.append({"name": "step, TROLL, K = 64", "backend": "auto", "ms_low": 220.6, "ms_high": 282.4})
+    (tmp_path / "gpu/gpu_check.json").write_text(json.dumps({"goals": [goal], "rows": rows}))
+    assert "by 1.3 %; single steps of either take 221 to 282 ms |" in front([], tmp_path, runs)
+
+
+def test_the_duels_row_hides_neither_its_margin_nor_other_rules_nor_edges_of_what_was_tried(runs, tmp_path):
+    released = Path(__file__).parents[2] / "results/released/duel"
+    shutil.copytree(released, tmp_path / "duel")
+    (row,) = (line for line in front([], tmp_path, runs).splitlines() if "Both tuned alike" in line)
+    contrasts = pd.read_csv(released / "contrasts.csv").set_index(["method", "baseline", "analysis"])
+    first = contrasts[contrasts["endpoint"] == "test pass@1"]["difference"]
+    for key in (("troll", "clip", "mean of the tasks"), ("troll", "gspo-clip", "mean of the tasks")):
+        assert f"{100 * first[key]:+.1f} [" in row
+    assert f"locks {100 * first['troll', 'gspo-clip', 'locks alone']:.1f}".replace("-", "−") in row
+    assert "up to 3 points equal" in row and "against gspo-clip **not decided**" in row
+    assert "clip (epsilon_low and epsilon_high on programs)" in row and "at the least or largest value" in row
+    (tmp_path / "duel/board.md").unlink()
+    assert "least or largest" not in front([], tmp_path, runs)
 
 
 def test_the_first_table_says_where_base_clip_and_troll_ended_and_at_which_rate(runs, items, tmp_path):

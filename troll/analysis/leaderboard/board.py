@@ -37,6 +37,8 @@ TARGET = 0.9
 """Target of the column ``rollouts``, as a share of the best rule's final success."""
 FEW_TRIALS = 4
 """Number of trials for the column ``few``: the expected result of a smaller tuning budget."""
+AT_EDGES = "Best at the least or largest value that was tried"
+"""Begins the note on rules whose best trial is at the edge of its search space."""
 RECONSTRUCTED = "-recon-"
 """Part of the names of rules that are reconstructions of a paper's method."""
 
@@ -224,7 +226,7 @@ def _edges_in_words(tasks: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _notes(protocol: Protocol, tasks: int, edges: Sequence[str]) -> list[str]:
-    outside = f"Best at the least or largest value that was tried: {', '.join(edges)}."
+    outside = f"{AT_EDGES}: {', '.join(edges)}."
     rounds = "".join(
         f"the best {further.trials_kept} then got {counted(len(further.seeds), 'more seed')}, "
         for further in protocol.rounds

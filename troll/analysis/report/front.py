@@ -11,8 +11,15 @@ from troll.analysis.claims.wording import label, short, why
 from troll.analysis.data.settings import settings_by
 from troll.analysis.data.tidy import BASE
 from troll.analysis.render.formats import bracketed, counted, listed, points, significant
-from troll.analysis.report.outcomes import OUTCOMES, equal_up_to, other_contrasts, outcome, sequence_tests
-from troll.analysis.report.questions import Question, step_ratio
+from troll.analysis.report.outcomes import (
+    OUTCOMES,
+    best_at_edges,
+    equal_up_to,
+    other_contrasts,
+    outcome,
+    sequence_tests,
+)
+from troll.analysis.report.questions import Question, step_range, step_ratio
 
 _TESTBED = (
     "`make results SEEDS=0,1,2,3,4`, and the same with `EXPERIMENT=workflow/config/testbed-estimators.yaml` "
@@ -168,7 +175,7 @@ def _duel(directory: Path) -> Iterator[str]:
         "[every contrast](results/released/duel/contrasts.md))",
         _ends_of_board(directory / "board.csv"),
         f"{points(first['difference'])} {bracketed(first, 'difference')} points",
-        "; ".join(part for part in (answer, other_contrasts(directory)) if part),
+        "; ".join(filter(None, (answer, other_contrasts(directory), best_at_edges(directory)))),
         "`troll rank workflow/config/duel.yaml --repeat`",
     )
 
@@ -192,7 +199,8 @@ def _step(directory: Path) -> Iterator[str]:
             "[one GPU](results/released/gpu/README.md))",
             "",
             f"{significant(value)} times clip's",
-            f"**{'slower' if value > 1 else 'faster'}** by {100 * abs(value - 1):.1f} %",
+            f"**{'slower' if value > 1 else 'faster'}** by {100 * abs(value - 1):.1f} %"
+            f"{step_range(directory)}",
             "`python workflow/benchmarks/gpu_check.py --out DIR`",
         )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from troll.analysis.leaderboard.board import AT_EDGES
 from troll.analysis.leaderboard.protocol import read_protocol
 from troll.analysis.render.formats import bracketed, points
 
@@ -71,6 +72,13 @@ def other_contrasts(directory: Path) -> str:
             f"{points(other['difference'])} {bracketed(other, 'difference')} ({', '.join(tasks)})"
         )
     return "; ".join(parts)
+
+
+def best_at_edges(directory: Path) -> str:
+    """Returns which rules of a board did best at the edge of what was tried; empty if none did."""
+    path = directory / "board.md"
+    note = re.search(f"^{AT_EDGES}: (.*?)\\.( |$)", path.read_text(), re.M) if path.exists() else None
+    return f"{AT_EDGES[:1].lower()}{AT_EDGES[1:]}: {note[1]}" if note else ""
 
 
 def equal_up_to(directory: Path) -> str:

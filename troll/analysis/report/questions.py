@@ -24,6 +24,8 @@ from troll.common.files import read_json
 
 _STEP = "time of TROLL's step over clip's, K = 64"
 """The goal of the measurements on a GPU that people ask for."""
+_STEPS = ("step, clip", "step, TROLL, K = 64")
+"""The two measurements whose ratio it is."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,8 @@ def answer(name: str, claims: Iterable[Mapping[str, Any]], directory: Path | Non
                 verdict = "The claim is retired"
             numbers = _numbers(record)
             verdict += f": {question.difference} {numbers}" if numbers else ""
-            return re.sub("[a-z]", lambda first: first[0].upper(), ", but ".join([verdict, *below]), count=1)
+            text = ", but ".join([verdict, *below])
+            return re.sub(r"^\W*[a-z]", lambda start: start[0].upper(), text)
     return ""
 
 
@@ -237,9 +240,19 @@ def step_ratio(directory: Path) -> float | None:
     return goals.get(_STEP)
 
 
+def step_range(directory: Path) -> str:
+    """Returns how far single steps differ, which a ratio of medians hides; empty if not measured."""
+    rows = read_json(directory / "gpu_check.json").get("rows", [])
+    steps = [row for row in rows if row["name"] in _STEPS and row["backend"] == "auto"]
+    if not steps:
+        return ""
+    low, high = min(row["ms_low"] for row in steps), max(row["ms_high"] for row in steps)
+    return f"; single steps of either take {low:.0f} to {high:.0f} ms"
+
+
 def _step(directory: Path) -> str:
     value = step_ratio(directory)
-    return "" if value is None else f"{significant(value)} times clip's, on one GPU"
+    return "" if value is None else f"{significant(value)} times clip's, on one GPU{step_range(directory)}"
 
 
 @dataclass(frozen=True)
