@@ -180,6 +180,23 @@ def test_precision_and_checkpointing_are_what_the_run_says(configure, tmp_path, 
         assert (found.bf16, found.gradient_checkpointing) == (value, value)
 
 
+@pytest.mark.parametrize(
+    ("rows", "largest", "processes"), [(90, 512, 4), (1024, 512, 4), (1000, 64, 2), (1, 8, 4), (7, 2, 3)]
+)
+def test_hardly_any_problem_is_validated_twice(rows, largest, processes):
+    from accelerate.data_loader import BatchSamplerShard
+    from torch.utils.data import BatchSampler
+
+    from troll.training.run import even_batch
+
+    size = even_batch(rows, largest, processes)
+    batches = BatchSampler(range(rows), size, drop_last=False)
+    parts = [list(BatchSamplerShard(batches, processes, place)) for place in range(processes)]
+    read = [row for part in parts for batch in part for row in batch]
+    assert size <= largest and set(read) == set(range(rows))
+    assert len(read) - rows < len(parts[0]) * processes
+
+
 DIVERGES = """
 from troll.algorithms.trust_regions import TokenLosses, log_ratio
 

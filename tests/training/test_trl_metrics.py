@@ -61,3 +61,22 @@ def test_arguments_after_args_may_be_positional_as_in_trl(make, tiny_base):
     trainer = TrustRegionTrainer(built.model, digits, args, data, held_out, built.processing_class)
     assert len(trainer.train_dataset) == 4 and len(trainer.eval_dataset) == 1
     assert torch.equal(trainer.model.lm_head.weight, built.model.lm_head.weight)
+
+
+def test_the_means_of_a_validation_are_over_responses(make):
+    def reward(completions, value, log_metric, **_):
+        log_metric("doubled", 2 * sum(value) / len(value))
+        return [None if one < 0 else one for one in value]
+
+    values = [0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 1.0]  # in batches of 4 and of 3, of which TRL takes the mean
+    data = Dataset.from_dict({"prompt": [PROMPTS[0]] * 7, "value": values})
+    config = {"per_device_eval_batch_size": 4, "num_generations_eval": 1}
+    trainer = make(
+        TrustRegionTrainer, config=config, reward=reward, eval_dataset=data, eval_loss=False, **CLIP
+    )
+    for _ in range(2):
+        found = trainer.evaluate()
+        assert found["eval_reward"] == pytest.approx(sum(values) / 7)
+        assert found["eval_doubled"] == pytest.approx(2 * sum(values) / 7)
+    of_none = Dataset.from_dict({"prompt": [PROMPTS[0]] * 5, "value": [0.25] * 4 + [-1.0]})
+    assert trainer.evaluate(of_none)["eval_reward"] == pytest.approx(0.25)

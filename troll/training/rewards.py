@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ class RewardedTrainer(OrderedTrainer):
     generated_samples: int
     generation_config: Any  # TRL's, as are those below
     _tokens_of_tools: list[int] | None = None
+    _rows_validated: list[int] = []  # noqa: RUF012 - never mutated
     _metrics: dict[str, Any]
     _pending_metrics: dict[str, Any]
     _pending_extra_logs: dict[str, Any]
@@ -46,6 +48,15 @@ class RewardedTrainer(OrderedTrainer):
         """Adds a number, averaged over processes, to the log of the next optimiser step."""
         value = torch.as_tensor(value, dtype=torch.float64, device=self.accelerator.device)
         self._metrics["train"][name].append(float(self.accelerator.reduce(value, "mean")))
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Logs as TRL, but the means of a validation are over responses: its last batch may be smaller."""
+        if not self.model.training:
+            rows, self._rows_validated = self._rows_validated, []
+            if len(set(rows)) > 1:
+                of_batches = {name: v for name, v in self._metrics["eval"].items() if len(v) == len(rows)}
+                self._metrics["eval"] |= {name: [_mean(v, rows)] for name, v in of_batches.items()}
+        super().log(logs, *args, **kwargs)
 
     def _generate(self, *prompts: Any, **options: Any) -> Any:
         generated = super()._generate(*prompts, **options)
@@ -162,3 +173,10 @@ class RewardedTrainer(OrderedTrainer):
             self.state.num_input_tokens_seen = tokens
             for name, value in kept.items():
                 setattr(self, name, value)
+
+
+def _mean(values: Sequence[float], weights: Sequence[int]) -> float:
+    """Weighted mean of the values that are not NaN; NaN if there are none."""
+    pairs = [pair for pair in zip(values, weights, strict=True) if not math.isnan(pair[0])]
+    total = sum(weight for _, weight in pairs)
+    return sum(value * weight for value, weight in pairs) / total if total else math.nan

@@ -111,6 +111,16 @@ def trainer_config(config: RunConfig, out: Path, *, bfloat16: bool = False) -> T
     return arguments
 
 
+def even_batch(rows: int, largest: int, processes: int) -> int:
+    """Rows in a batch of each process, so that batches are about equally large and at most ``largest``.
+
+    accelerate fills up the last batches of all processes with rows that it repeats: with small batches fewer
+    rows are generated, and counted, again.
+    """
+    batches = -(-rows // (largest * processes))
+    return -(-rows // (batches * processes)) if rows else largest
+
+
 def vllm_options(vllm: Vllm | None, longest: int | None = None) -> dict[str, Any]:
     """TRL's options for rollouts by vLLM; rejects a machine without vLLM or a GPU.
 
@@ -285,6 +295,10 @@ def train_run(
         called = "training.tools" if tools else "training.environment"
         say(f"[train] {config.run_id}: the evaluation samples single responses, without {called}")
     args = trainer_config(limited, trainer_directory, bfloat16=in_bfloat16(precision))
+    if (processes := args.world_size) > 1:
+        args.per_device_eval_batch_size = even_batch(
+            len(validation), args.per_device_eval_batch_size, processes
+        )
     gives_reward = environment is not None and environment.gives_reward
     if gives_reward:
         args.reward_weights = [float(config.rehearsal)]  # TRL adds get_reward with a weight of 1

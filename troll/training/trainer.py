@@ -227,6 +227,7 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if not self.model.training:
             output = self._sample_now(inputs)
+            self._rows_validated = [*self._rows_validated, len(inputs)]
             self.signal.add_groups(output, self.num_generations_eval)
             return output
         if self.dynamic_sampler is None:
