@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import synthetic
 from matplotlib.patches import Polygon
 
 from troll.analysis.data.results import read_tables
@@ -17,6 +18,14 @@ RELEASED = [ROOT / name for name in ("testbed", "testbed-ablations", "testbed-es
 
 def diamonds(figure):
     return [patch for patch in figure.axes[0].patches if isinstance(patch, Polygon)]
+
+
+@pytest.mark.parametrize(
+    ("names", "drawn"), [(["clip", "troll"], True), (["clip"], False), (["troll", "none"], False)]
+)
+def test_it_is_drawn_where_the_baseline_stands_beside_another_trust_region(names, drawn):
+    rules = {name: {"rule": name} for name in names}
+    assert ("forest" in synthetic.entries_planned("figure", trust_regions=rules)) == drawn
 
 
 def test_a_line_for_each_setting_and_a_diamond_for_each_condition(runs, items):

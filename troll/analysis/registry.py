@@ -12,7 +12,10 @@ from itertools import combinations
 from typing import Literal
 
 Kind = Literal["table", "figure"]
-When = Literal["always", "variants", "crossed", "base models", "published"]
+When = Literal["always", "compared", "variants", "crossed", "base models", "published"]
+
+BASELINE = "clip"
+"""The trust region from which tables and figures take differences."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +27,9 @@ class Entry:
     title: str  # its heading on the page
     function: str  # ``module:function`` below ``troll.analysis``
     settings: Mapping[str, str] = field(default_factory=dict)  # further keyword arguments of the function
-    # "variants": a rule was also run with other settings; "crossed": learning rate and staleness were varied
-    # together; "base models": a kind of model has several base models; "published": the experiment asks for
-    # the paper's numbers
+    # "compared": `BASELINE` was run beside another trust region; "variants": a rule was also run with other
+    # settings; "crossed": learning rate and staleness were varied together; "base models": a kind of model
+    # has several base models; "published": the experiment asks for the paper's numbers
     when: When = "always"
     per_task: bool = False  # whether there is one for each task of the experiment
     groups: tuple[str, ...] = ()  # of published entries: the groups of ``paper.yaml`` with the runs
@@ -69,7 +72,7 @@ ENTRIES = (
     _table("base_models", "Differences over base models", "base_models:base_models_table", "base models"),
     _table("power", "Seeds needed to see a difference", "behaviour:power_table"),
     _table("training_cost", "What training took", "behaviour:training_cost_table"),
-    _figure("forest", "Differences from PPO-clip", "forest:forest_figure"),
+    _figure("forest", "Differences from PPO-clip", "forest:forest_figure", "compared"),
     _figure("main", "Success over training", "results:main_figure"),
     _figure("final", "Success after training", "results:final_figure"),
     _figure("time", "Success over time", "results:time_figure"),

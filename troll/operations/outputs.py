@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from troll.analysis.registry import Entry, Kind, When, crossed, requested, stems, variants_of
+from troll.analysis.registry import BASELINE, Entry, Kind, When, crossed, requested, stems, variants_of
 from troll.experiment.base_seeds import kind_name
 from troll.experiment.directories import released_directory
 from troll.experiment.experiment import Experiment, Run
@@ -22,6 +22,7 @@ def entries_of(
     rules = {run.trust_region: rule_of(experiment, run) for run in by_setting.values()}
     applies: dict[When, bool] = {
         "always": True,
+        "compared": len(rules) > 1 and BASELINE in rules,
         "variants": bool(variants_of(rules)),
         "crossed": _varies_both(experiment, by_setting.values()),
         "base models": _varies_base_seed(experiment, by_setting.values()),

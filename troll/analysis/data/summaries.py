@@ -15,13 +15,14 @@ import pandas as pd
 from troll.analysis.data.reduction import SUMMARY
 from troll.analysis.data.tidy import BASE, GROUP
 from troll.analysis.metrics import PRESENT_NAMES
+from troll.analysis.registry import BASELINE as BASELINE
 from troll.analysis.registry import variants_of
 from troll.analysis.statistics import Array, Interval, paired_difference, pass_at_k, sd, seed_interval
 from troll.common.errors import NOT_FINITE, UserError
 from troll.common.seeding import derive_seed
 
-BASELINE, METHOD = "clip", "troll"
-"""The two rules that tables and figures put side by side."""
+METHOD = "troll"
+"""The rule that tables and figures put beside `BASELINE`."""
 COLLAPSED = 0.5
 """A run that ends below this share of its base model's test pass@1 has collapsed."""
 
