@@ -222,7 +222,7 @@ CASES = {
     "no such file": (lambda: troll("check", "mine.yaml"), "mine.yaml: no such experiment file"),
     "an unknown rule": (
         lambda: check("trust_regions.troll.rule", "trol"),
-        "my.yaml: trust_regions.troll: unknown name 'trol'; valid: {RULES}; did you mean 'troll'?",
+        "my.yaml: trust_regions.troll: unknown trust region 'trol'; valid: {RULES}; did you mean 'troll'?",
     ),
     "an unknown setting": (
         lambda: check("trust_regions.troll.settings", {"kl_bund": 0.1}),
@@ -231,7 +231,7 @@ CASES = {
     ),
     "an unknown task": (
         lambda: check("tasks.chain", {}),
-        "my.yaml: tasks: unknown name 'chain'; valid: {TASKS}; did you mean 'chains'?",
+        "my.yaml: tasks: unknown task 'chain'; valid: {TASKS}; did you mean 'chains'?",
     ),
     "an unknown group": (
         lambda: troll("check", "my.yaml", "--cost", "--only", "stale"),

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import random
+import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -12,6 +13,7 @@ import synthetic
 from forked_snakemake import CONTEXT
 from refusals import error_of, refused
 
+from troll.analysis.data import archive
 from troll.analysis.data.archive import (
     FROM_RELEASE,
     ArchivedRun,
@@ -222,6 +224,35 @@ def test_released_rows_are_copied_where_nothing_was_made_here(made, tmp_path):
     with refused(results / "tidy", TROLL[0]):
         collect_planned(results, {TROLL[0]: "another"}, {}, released)
     assert contents(released) == before
+
+
+def test_a_group_that_copies_released_runs_does_not_hide_them_from_another(made, tmp_path, monkeypatch):
+    released, results = tmp_path / "released", tmp_path / "here"
+    append(made, released, CLIP[0])
+    arguments = results, {CLIP[0]: key(CLIP[0])}, {}, released
+    other = threading.Thread(target=collect_planned, args=arguments)
+    removed, read = threading.Event(), threading.Event()
+    write_table, read_table = archive.write_table_file, archive.read_tidy
+
+    def write_slowly(path, frames):
+        removed.set()
+        read.wait(10)
+        write_table(path, frames)
+
+    def read_while_the_other_copies(directory):
+        monkeypatch.setattr(archive, "read_tidy", read_table)
+        monkeypatch.setattr(archive, "write_table_file", write_slowly)
+        other.start()
+        removed.wait(1)  # in vain if it has to wait for this one
+        try:
+            return read_table(directory)
+        finally:
+            read.set()
+
+    monkeypatch.setattr(archive, "read_tidy", read_while_the_other_copies)
+    tidy = collect_planned(*arguments)
+    other.join()
+    assert set(tidy.runs["run_id"]) == {CLIP[0]}
 
 
 def test_what_is_neither_in_the_tables_nor_finished_here_is_refused_in_one_line(made, tmp_path):

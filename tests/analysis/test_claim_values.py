@@ -50,6 +50,8 @@ def refusal(directory, text, *facts):
         ("baseline: true", ("baseline", "True")),
         ('baseline: "0.5"', ("baseline", "0.5", "'0.5'")),
         ("baseline: 1e-7", ("baseline", "1.0e-07", "'1e-7'")),
+        ("{baseline: 0, relative: true}", ("baseline 0",)),
+        ("{baseline: -0.5, relative: true}", ("baseline -0.5",)),
         ("margin: .inf", ("margin", "inf", ">= 0")),
         ("margin: .nan", ("margin", "nan", ">= 0")),
         ("margin: true", ("margin", "True", ">= 0")),

@@ -425,10 +425,26 @@ def test_two_claims_files_of_one_name_keep_both_digests(known, tmp_path):
     assert sorted(inputs) == ["b/claims.yaml", "claims.yaml"] and len({*inputs.values()}) == 2
 
 
-def test_nothing_is_so_many_percent_of_zero(known):
+@pytest.mark.parametrize("value", [0.0, -0.4])
+def test_nothing_is_so_many_percent_of_a_baseline_that_is_not_positive(known, value):
     runs = known.runs.copy()
-    zero = (runs["metric"] == "summary/entropy") & (runs["trust_region"] == "clip") & (runs["seed"] == 0)
-    runs.loc[zero, "value"] = 0.0
+    changed = (runs["metric"] == "summary/entropy") & (runs["trust_region"] == "clip") & (runs["seed"] == 0)
+    runs.loc[changed, "value"] = value
     (one,) = judge([claim(metric="entropy", relative=True)], runs, known.items)
+    assert one.decision.settings
     assert all(np.isfinite(setting.differences).all() for setting in one.decision.settings)
     assert all(0.0 not in setting.seed_numbers for setting in one.decision.settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "methods"),
+    [
+        ({"trust_region": "*l*", "baseline": "troll"}, ["clip", "clip"]),
+        ({"trust_region": "t*", "baseline": "troll"}, []),
+        ({"trust_region": "*", "baseline": "base"}, ["clip", "troll", "clip", "troll"]),
+        ({"trust_region": "*", "baseline": 0.5}, ["clip", "troll", "clip", "troll"]),
+    ],
+)
+def test_a_pattern_is_about_neither_the_baseline_nor_the_base_model(known, changes, methods):
+    settings = verdict(known, direction="equivalent", margin=0.5, **changes).decision.settings
+    assert [setting.coordinates["method"] for setting in settings] == methods

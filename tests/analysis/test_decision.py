@@ -153,6 +153,8 @@ def test_a_sentence_about_a_claim_that_is_not_shown_says_what_speaks_against_it(
     )
     assert label(within) == "the contrary holds: above by 6.5 points"
     assert "outside the margin in 2 (above)" in why(within)
+    apart = replace(within, decision=judged(0.3, -0.29, 0.31, side=Side("equivalent", 0.03)))
+    assert label(apart) == "the contrary holds: above in 2, below in 1"
     little = ClaimVerdict(synthetic.claim(margin=0.1), judged(0.05, 0.06, 0.055, side=Side("higher", 0.1)))
     assert label(little) == "the contrary holds: above by only 5.5 points"
 

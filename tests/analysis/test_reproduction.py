@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
-from refusals import refused
+from refusals import error_of, refused
 from typer.testing import CliRunner
 
 from troll.analysis.data.replication import replication_of
@@ -161,6 +161,18 @@ def test_the_release_of_a_commit_is_read_from_git(one_setting, tmp_path, layout)
     pd.testing.assert_frame_equal(found.items, before.items)
     with refused("released/testbed/tidy", "nowhere", "--reference"):
         read_released(place, "nowhere")
+
+
+def test_runs_taken_from_the_release_do_not_repeat_it(one_setting, tmp_path):
+    place = tmp_path / "results/testbed"
+    for root in (place, released_directory(place)):
+        shutil.copytree(one_setting / "tidy", root / "tidy")
+    run = CliRunner().invoke
+    error_of(run(app, ["compare", str(place)]), place, "all 4 runs", "REPEAT=1")
+    write_whole(change(read_tidy(place), "wall_s", lambda values: values + 1), place)
+    found = run(app, ["compare", str(place)])
+    assert found.exit_code == 0 and found.output.startswith("not compared: 3 runs of the release itself")
+    assert "2 runs in both, of 2 here and 5 in the reference" in found.output
 
 
 def test_results_are_compared_with_their_release(one_setting, tmp_path):

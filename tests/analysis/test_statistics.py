@@ -53,6 +53,12 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_pass(n, data):
     assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
 
 
+def test_pass_at_k_of_thousands_of_samples_is_a_number():
+    right = np.array([0, 1, 2, 5, 1024, 2047, 2048])
+    expected = [1 - math.comb(2048 - c, 1024) / math.comb(2048, 1024) for c in right.tolist()]
+    np.testing.assert_allclose(pass_at_k(2048, right, 1024), expected, rtol=1e-10, atol=0)
+
+
 def test_pass_at_k_needs_k_samples():
     np.testing.assert_array_equal(np.isnan(pass_at_k([3, 0, 8], [3, 0, 0], 8)), [True, True, False])
 

@@ -78,6 +78,10 @@ def test_the_card_is_the_files_else_the_profiles_else_this_machines(large, tmp_p
     assert known_card(silent, tmp_path) is None, "jobs run on other machines"
     (tmp_path / "config.yaml").write_text("executor: slurm\nconfig: [gpu_memory=141]\n")
     assert known_card(silent, tmp_path) == Card(141, str(tmp_path / "config.yaml"))
+    for value in ("80GB", "0", "inf"):
+        (tmp_path / "config.yaml").write_text(f"config: [gpu_memory={value}]\n")
+        with refused(tmp_path / "config.yaml", "gpu_memory", repr(value)):
+            known_card(silent, tmp_path)
     seen(monkeypatch)
     assert known_card(silent, tmp_path / "nothing") is None
 

@@ -43,6 +43,8 @@ def make(program):
         (["all"], [0, 1], [], False),
         (["all"], None, ["--config", "seeds=[0,1]"], False),
         (["all"], None, ["-n"], False),
+        (["all"], None, ["-pn"], False),
+        (["all"], None, ["-np", "--keep-going"], False),
         (["all"], None, ["--dry-run"], False),
         (["claims"], None, [], False),
     ],
@@ -69,7 +71,10 @@ def test_seeds_join_other_settings_that_are_given(run):
         return run.snakemake_arguments(Path("a.yaml"), ["all"], 2, [0, 1], options)
 
     assert given("--keep-going")[-5:] == ["--keep-going", "--config", "seeds=[0,1]", "--", "all"]
-    assert given("--config", "archive=true")[-5:] == ["--config", "seeds=[0,1]", "archive=true", "--", "all"]
+    joined = ["--config", "seeds=[0,1]", "archive=true", "--", "all"]
+    for options in (("--config", "archive=true"), ("-C", "archive=true"), ("--config=archive=true",)):
+        assert given(*options)[-5:] == joined
+    assert given("--configfile=b.yaml")[-4:] == ["--config", "seeds=[0,1]", "--", "all"]
 
 
 @pytest.mark.parametrize(

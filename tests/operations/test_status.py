@@ -212,8 +212,10 @@ def test_reading_lightly_refuses_wrong_keys_too(reduced, repository, tmp_path):
             {"conditions": {"stale": {"mini_batches": 7}}},
             ("conditions.stale", "run tiny/chains/clip/grpo/stale/seed0", 7),
         ),
-        ({"matrix": [{"tasks": ["sums"]}]}, ("matrix[0].tasks", "sums")),
+        ({"matrix": [{"tasks": ["sums"]}]}, ("matrix[0].tasks", "unknown task", "'sums'")),
         ({"matrix": []}, ("matrix",)),
+        ({"experiment": "../elsewhere"}, ("experiment", "'../elsewhere'")),
+        ({"experiment": "a\0b"}, ("experiment", r"'a\x00b'")),
     ],
 )
 def test_what_keeps_runs_from_being_listed_is_one_line(change, facts, reduced, tmp_path, troll):

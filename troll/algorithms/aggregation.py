@@ -42,7 +42,7 @@ def check_aggregation(name: str, *, of_run: bool = False) -> str:
     """
     valid = (*AGGREGATIONS, RELEASED) if of_run else AGGREGATIONS
     if name not in valid:
-        raise UserError(f"aggregation: {unknown('name', name, valid)}")
+        raise UserError(unknown("aggregation", name, valid))
     return name
 
 

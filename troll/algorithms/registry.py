@@ -105,7 +105,7 @@ class Registry(Mapping[str, E], Generic[E]):
             UserError: unknown name.
         """
         if name not in self:
-            raise UserError(f"{self.kind}: {unknown('name', name, self._entries)}")
+            raise UserError(unknown(self.kind, name, self._entries))
         return self[name]
 
     def complete(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, name: st
         UserError: unknown name.
     """
     if name not in REGULARISERS:
-        raise UserError(f"KL regulariser: {unknown('name', name, REGULARISERS)}")
+        raise UserError(unknown("KL regulariser", name, REGULARISERS))
     masked, dtype = ~mask.bool(), result_dtype(log_probs, ref_log_probs)
     new = log_probs.masked_fill(masked, 0.0).to(dtype)
     x = new - ref_log_probs.detach().masked_fill(masked, 0.0).to(dtype)

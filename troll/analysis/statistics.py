@@ -75,7 +75,12 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Array:
     samples, passing = np.asarray(n, dtype=np.float64), np.asarray(c, dtype=np.float64)
     failing = samples - passing
     with np.errstate(all="ignore"):
-        missed = special.binom(failing, k) / special.binom(samples, k)
+        ways = special.binom(samples, k)
+        missed = special.binom(failing, k) / ways
+        # From about a thousand samples on, the number of ways to draw k of them overflows.
+        all_samples = special.gammaln(samples + 1) - special.gammaln(samples - k + 1)
+        all_failing = special.gammaln(failing + 1) - special.gammaln(failing - k + 1)
+        missed = np.where(np.isinf(ways), np.exp(all_failing - all_samples), missed)
     result = np.where(failing < k, 1.0, 1.0 - missed)
     return np.where(samples < k, np.nan, result)
 

@@ -29,12 +29,20 @@ def compare(
 
     Example: troll compare results/testbed
     """
-    from troll.analysis.data.replication import describe_replication, predictions, replicates
+    from troll.analysis.data.replication import describe_replication, made_here, predictions, replicates
     from troll.analysis.data.reproduction import compare_runs, describe, read_released
-    from troll.analysis.data.tidy import read_tidy
+    from troll.analysis.data.tidy import BASE, read_tidy
+    from troll.analysis.render.formats import counted
 
     ours = read_tidy(results)
     theirs = read_tidy(reference) if reference else read_released(results, revision)
+    if reference is None:
+        ours, copied = made_here(ours, theirs)
+        remedy = "`make results ... REPEAT=1` or `troll run ... --repeat` makes them here"
+        if copied and set(ours.runs["trust_region"]) <= {BASE}:
+            raise UserError(f"{results}: all {copied} runs are the released ones themselves; {remedy}")
+        if copied:
+            typer.echo(f"not compared: {counted(copied, 'run')} of the release itself; {remedy}")
     compared, predicted = compare_runs(ours, theirs), predictions(ours.runs, theirs.runs)
     lines = describe_replication(predicted)
     lines += describe(compared, *(tidy.runs["run_id"].nunique() for tidy in (ours, theirs)), every=exact)

@@ -33,8 +33,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _GROUP = re.compile(r"[a-z][a-z0-9_]*")
 
 
-def _choices(where: str, name: str, valid: list[str]) -> str:
-    return f"{where}: {unknown('name', name, valid)}"
+def _choices(where: str, kind: str, name: str, valid: list[str]) -> str:
+    return f"{where}: {unknown(kind, name, valid)}"
 
 
 def problems(experiment: Experiment) -> Iterator[str]:
@@ -50,7 +50,7 @@ def problems(experiment: Experiment) -> Iterator[str]:
     if experiment.public_data is not None:
         for name in experiment.public_data.benchmarks:
             if name not in _suites():
-                yield _choices("public_data.benchmarks", name, _suites())
+                yield _choices("public_data.benchmarks", "data set", name, _suites())
 
 
 def _name_problems(experiment: Experiment) -> Iterator[str]:
@@ -94,7 +94,7 @@ def _demonstrated() -> list[str]:
 
 def _task_problems(name: str, task: TaskSettings) -> Iterator[str]:
     if name not in task_names():
-        yield _choices("tasks", name, task_names())
+        yield _choices("tasks", "task", name, task_names())
         return
     try:
         check_settings(get_task(name), task.settings)
@@ -112,7 +112,7 @@ def _task_problems(name: str, task: TaskSettings) -> Iterator[str]:
     for key in ("evaluate_on", "validate_on"):
         for suite in getattr(task, key):
             if suite not in _suites():
-                yield _choices(f"tasks.{name}.{key}", suite, _suites())
+                yield _choices(f"tasks.{name}.{key}", "data set", suite, _suites())
 
 
 def _suite_problems(experiment: Experiment) -> Iterator[str]:
@@ -155,7 +155,8 @@ def _matrix_problems(experiment: Experiment) -> Iterator[str]:
                 yield f"matrix[{number}].{section}: is empty; leave it out for all, or name some"
             for name in names or []:
                 if name not in getattr(experiment, section):
-                    yield _choices(f"matrix[{number}].{section}", name, list(getattr(experiment, section)))
+                    kind = section.removesuffix("s").replace("_", " ")
+                    yield _choices(f"matrix[{number}].{section}", kind, name, [*getattr(experiment, section)])
                     return
     for model, task in experiment.bases():
         settings = experiment.models[model]
@@ -229,6 +230,7 @@ def context_problems(run: Run, training: Training, context: int) -> Iterator[str
 
 def problems_without_torch(experiment: Experiment) -> Iterator[str]:
     """Yields the problems that prevent listing runs or merging their settings, quickly and without torch."""
+    yield from _name_problems(experiment)
     yield from _matrix_problems(experiment)
     yield from _override_problems(experiment)
     for run in experiment.runs():

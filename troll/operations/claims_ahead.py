@@ -47,8 +47,7 @@ def _cells(experiment: Experiment) -> dict[Cell, None]:
 def _about(claim: Claim, experiment: Experiment, cells: Collection[Cell]) -> Iterator[Cell]:
     """Yields the cells of the claim's method by which it will be judged."""
     for cell in cells:
-        of_method = fnmatchcase(cell.trust_region, claim.trust_region)
-        if of_method and claim.where.holds(experiment.experiment, cell) and _has_baseline(claim, cell, cells):
+        if claim.about(experiment.experiment, cell) and _has_baseline(claim, cell, cells):
             yield cell
 
 

@@ -1,6 +1,8 @@
 """Whether an experiment's runs fit the memory of the GPUs at hand, by the estimate."""
 
+import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +67,10 @@ def known_card(experiment: Experiment, profile: Path = PROFILE) -> Card | None:
     for item in config if isinstance(config, list) else []:
         name, _, value = str(item).partition("=")
         if name == "gpu_memory":
-            return Card(float(value), str(file))
+            with suppress(ValueError):
+                if 0 < (gib := float(value)) < math.inf:
+                    return Card(gib, str(file))
+            raise UserError(f"{file}: config: gpu_memory is {value!r}, must be GiB of a GPU, such as 80")
     if tool(("sbatch", "--version")):
         return None
     seen = tool(("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"))

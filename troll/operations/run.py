@@ -28,6 +28,10 @@ from troll.operations.workflow import noted
 _SNAKEMAKE = [sys.executable, "-m", "snakemake"]
 _SCHEDULING = ["--scheduler", "greedy", "--max-jobs-per-timespan", "1000/3s"]
 """Jobs are alike, so the default scheduler's integer program, solved every second, is not worth its time."""
+_CONFIG = re.compile(r"-C|--config(?:=(.+))?", re.DOTALL)
+"""Snakemake's option for keys of the experiment file, and a key that is written behind it."""
+_DRY_RUN = re.compile(r"-[A-Za-z]*n[A-Za-z]*|--dry-?run")
+"""Snakemake's dry run, alone or among other one-letter options."""
 
 
 def _cores(text: str) -> int:
@@ -88,8 +92,10 @@ def snakemake_arguments(
     overrides = [] if seeds is None else [f"seeds=[{','.join(map(str, seeds))}]"]
     overrides += ["repeat=true"] if repeat else []
     rest = [*options]
-    if overrides and "--config" in rest:  # Snakemake uses only the last --config
-        rest[rest.index("--config") + 1 : rest.index("--config") + 1] = overrides
+    given = [(place, found[1]) for place, word in enumerate(rest) if (found := _CONFIG.fullmatch(word))]
+    if overrides and given:  # Snakemake uses only the last --config
+        place, value = given[-1]
+        rest[place : place + 1] = ["--config", *overrides, *([value] if value else [])]
     elif overrides:
         rest += ["--config", *overrides]
     start = ["--cores", str(cores), *_SCHEDULING, "--rerun-incomplete", "--configfile", str(path)]
@@ -99,7 +105,7 @@ def snakemake_arguments(
 def wants_first_look(targets: Sequence[str], seeds: Sequence[int] | None, options: Sequence[str]) -> bool:
     """Whether this may start with a first comparison: target ``all``, the file's seeds, no dry run."""
     named = seeds is not None or any(word.startswith("seeds=") for word in options)
-    dry = any(re.match("-n|--dry-?run", word) for word in options)
+    dry = any(map(_DRY_RUN.fullmatch, options))
     return list(targets) == ["all"] and not (named or dry)
 
 

@@ -92,8 +92,18 @@ class Claim(StrictModel):
         """Whether the claim compares two trust regions."""
         return isinstance(self.baseline, str) and self.baseline != BASE
 
+    def about(self, experiment: str, cell: Cell) -> bool:
+        """Whether a cell is one of the claim's method; the baseline and base models match patterns, too."""
+        return (
+            cell.trust_region not in (self.baseline, BASE)
+            and fnmatchcase(cell.trust_region, self.trust_region)
+            and self.where.holds(experiment, cell)
+        )
+
     @model_validator(mode="after")
     def _two_methods(self) -> "Claim":
+        if self.relative and not isinstance(self.baseline, str) and self.baseline <= 0:
+            raise ValueError(f"baseline {self.baseline:g}: a difference relative to it needs one above 0")
         for name, used in (("at_equal_kl", self.at_equal_kl), ("across", self.across is not None)):
             if used and not self.compares_two_rules:
                 raise ValueError(
@@ -276,19 +286,16 @@ def _compared(
     claim: Claim, experiment: str, runs: pd.DataFrame, summary: pd.DataFrame, items: pd.DataFrame
 ) -> Iterator[tuple[_Line, _Line, dict[float, float]]]:
     """For each setting the method's cells (one, or a line of conditions), the baseline's, and differences."""
-
-    def meant(cell: Cell) -> bool:
-        return fnmatchcase(cell.trust_region, claim.trust_region) and claim.where.holds(experiment, cell)
-
     if claim.across is None:
-        for cell, baseline in _pairs(claim, [cell for cell in cells(summary) if meant(cell)], summary):
+        methods = [cell for cell in cells(summary) if claim.about(experiment, cell)]
+        for cell, baseline in _pairs(claim, methods, summary):
             differences = _differences(claim, summary, items, cell, baseline)
             yield (cell,), () if baseline is None else (baseline,), differences
         return
     against = str(claim.baseline)
     lines = by_condition(runs, claim.across.axis)
     for points in lines:
-        line = {value: cell for value, cell in points.items() if meant(cell)}
+        line = {value: cell for value, cell in points.items() if claim.about(experiment, cell)}
         if len(line) > 1:
             baselines = tuple(cell.with_trust_region(against) for cell in line.values())
             # If a longer line contains the baseline's cells, the method lacks runs at its further points.
@@ -354,8 +361,8 @@ def _differences(
         else:
             before = other.reindex(values.index)
     change = values - before
-    if claim.relative:  # undefined for a baseline of zero
-        change = (change / before).replace([math.inf, -math.inf], math.nan)
+    if claim.relative:  # undefined unless the baseline is positive: a negative one would turn the sides round
+        change = change / pd.Series(before, index=values.index).where(lambda value: value > 0)
     return _by_seed(change.dropna())
 
 

@@ -58,6 +58,9 @@ def label(entry: ClaimVerdict) -> str:
         return decision.label
     show, unit = _shown(entry.claim)
     effects = [setting.effect for setting in decision.settings]
+    if all(decision.refuted_in) and entry.claim.direction == "equivalent" and min(effects) < 0 < max(effects):
+        above = sum(effect > 0 for effect in effects)  # an average would say nothing
+        return f"the contrary holds: above in {above}, below in {len(effects) - above}"
     estimate = decision.pooled.estimate if decision.pooled else sum(effects) / len(effects)
     size = show(abs(estimate)).lstrip("+")
     only = "only " if entry.claim.margin and entry.claim.direction != "equivalent" else ""

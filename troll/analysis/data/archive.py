@@ -139,7 +139,8 @@ def collect_planned(
                 "version changes its numbers; remove the directory, and run the workflow again"
             )
     _copy_released(from_release, keys, released, results)
-    return read_tidy(results).of_runs(keys)
+    with only_writer(results / TIDY):  # another group of the experiment may be copying runs that both have
+        return read_tidy(results).of_runs(keys)
 
 
 def _copy_released(run_ids: set[str], planned: Collection[str], released: Path | None, results: Path) -> None:

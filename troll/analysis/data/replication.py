@@ -19,7 +19,7 @@ from scipy import stats
 from troll.analysis.data.reproduction import compare_runs, equality
 from troll.analysis.data.settings import differing, settings_by
 from troll.analysis.data.summaries import BASELINE, Cell, cell_order
-from troll.analysis.data.tidy import BASE, GROUP, read_tidy
+from troll.analysis.data.tidy import BASE, GROUP, Tidy, read_tidy
 from troll.analysis.render.formats import counted, points
 from troll.analysis.statistics import LEVEL
 from troll.common.errors import UserError
@@ -122,21 +122,25 @@ def _changed(ours: pd.DataFrame, theirs: pd.DataFrame) -> set[Cell]:
 
 
 def replication_of(results: Path) -> list[str]:
-    """Returns lines that compare results/<experiment> with its release; none without one.
-
-    Runs that took exactly as long as the released ones are the released ones, and are left out.
-    """
+    """Returns lines that compare results/<experiment> with its release; none without one."""
     try:
-        ours, theirs = read_tidy(results), read_tidy(released_directory(results))
+        every, theirs = read_tidy(results), read_tidy(released_directory(results))
     except UserError:
         return []
-    made_here = _seconds(ours.runs).items() - _seconds(theirs.runs).items()
-    if not made_here:
+    ours, _ = made_here(every, theirs)
+    if not _seconds(ours.runs):
         return []
-    released_runs = {run_id for run_id, _ in _seconds(ours.runs).items() & _seconds(theirs.runs).items()}
-    ours = ours.of_runs(set(ours.runs["run_id"]) - released_runs)
     predicted = describe_replication(predictions(ours.runs, theirs.runs))
     return [*equality(compare_runs(ours, theirs), ours, theirs), *predicted]
+
+
+def made_here(ours: Tidy, theirs: Tidy) -> tuple[Tidy, int]:
+    """Returns the tables without runs that are the released ones themselves, and the number of those.
+
+    A run that took exactly as long as the released one is the released one.
+    """
+    copied = {run_id for run_id, _ in _seconds(ours.runs).items() & _seconds(theirs.runs).items()}
+    return ours.of_runs(set(ours.runs["run_id"]) - copied), len(copied)
 
 
 def _seconds(runs: pd.DataFrame) -> dict[str, float]:

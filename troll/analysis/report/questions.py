@@ -218,7 +218,7 @@ def _contrasts(directory: Path) -> str:
 def _compared(directory: Path) -> str:
     """Returns how many comparisons are clear after correction for their number."""
     readings = pd.read_csv(directory / "comparisons.csv")["reading"]
-    clear = int((readings != "no clear difference").sum())
+    clear = int(readings.isin(["higher", "lower"]).sum())
     return f"{clear} of {len(readings)} differences are clear, corrected for their number"
 
 
