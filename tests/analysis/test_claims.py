@@ -212,7 +212,10 @@ def test_a_retired_claim_is_listed_with_its_reason_and_counted_nowhere(known):
     assert "the duel answers it" in to_folded_markdown(judged)
     table, _, listed = to_short_markdown(judged).partition("1 claim retired, which no count includes:\n\n- ")
     assert "Gone" not in table and listed.startswith("Gone (`gone`): the duel answers it.")
-    assert findings(judged)[-1] == "Of 1 claim with runs: 1 supported everywhere. 1 claim is retired."
+    assert findings(judged)[-1] == (
+        "Of 1 claim with runs: 1 supported everywhere. "
+        "1 retired claim is not counted: 1 supported everywhere."
+    )
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,8 @@ def test_three_findings_are_taken_by_rule(main, runs, items):
     assert "nats on average" in lines[0] and lines[0].endswith("settings).")
     assert lines[5] == (
         "Of 4 claims with runs: 3 supported everywhere, 1 where the contrary holds. "
-        "With 95 % intervals, up to 0.2 of them are expected to be wrong by chance. "
+        "With 95 % intervals, up to 0.2 of them are expected to be wrong by chance, more where seeds "
+        "collapse. "
         "1 further claim has no runs yet."
     )
     nothing = blocks(main, items, judged=judge(claims[-1:], runs, items))["findings"]

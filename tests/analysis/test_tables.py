@@ -119,6 +119,12 @@ def test_holes_show_without_a_plan(known):
     hole = (runs["trust_region"] == "troll") & (runs["condition"] == "stale")
     table = main_table(runs[~hole], known.items)
     assert row_where(table, trust_region="troll", condition="stale")["status"] == "not run"
+    short = comparison_table(table)
+    missing = int((short["status"] == "not run").sum())
+    notes = " ".join(short.attrs["notes"])
+    assert (
+        f"{missing} of {len(short)} rows have not been run." in notes and f"of {len(table)} rows" not in notes
+    )
 
 
 def test_mixed_runs_are_named(tmp_path):

@@ -11,7 +11,7 @@ both over the same atoms; eps is the bound. Sums run over atoms.
 
     pi ~ exp( (eta log p + log q) / (eta + 1) ),   eta the root of   KL(pi || p) = eps.
 
-(The paper's eq. 4 is printed without the log of q; its code has it.)
+(Eq. 4 on the paper's project page lacks the log of q; its code has it.)
 
 With the step size beta = 1 / (eta + 1) in (0, 1] and the log-ratio r = log q - log p this is the normalised
 straight line from log p to log q:

@@ -45,7 +45,7 @@ def check_results(
 ) -> None:
     """Make released tables and figures again and compare.
 
-    They are made from the tidy tables next to them; the leaderboard from its runs; costs, approximation
+    They are made from the tidy tables next to them; the duel from its runs; costs, approximation
     errors and the graders' audit from their measurements. A difference is an error, or is written with
     --write.
 

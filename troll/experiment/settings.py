@@ -174,7 +174,7 @@ class Vllm(StrictModel):
 
 
 class Training(PolicyUpdate):
-    """How a run trains. Defaults are the paper's (released configurations of arXiv 2510.03817).
+    """How a run trains. Defaults are those released with the paper (arXiv 2510.03817), except where noted.
 
     A model, a task, a trust region, an estimator and a condition may override single keys; of several, the
     later in this order wins.

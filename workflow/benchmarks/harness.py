@@ -108,6 +108,10 @@ def measure(worker: str, name: str, work: Any, threads: int | None) -> dict[str,
 
 def serve(kind: type[W], work: Callable[[W], Mapping[str, Any]]) -> None:
     """Main program of a worker: runs with the settings in its argument and prints the measurements."""
+    if sys.argv[1:] in ([], ["-h"], ["--help"]):
+        raise SystemExit(
+            f"{sys.argv[0]} is started by `python workflow/benchmarks/measure.py`, see its --help"
+        )
     print(json.dumps(work(kind(**json.loads(sys.argv[1])))))
 
 

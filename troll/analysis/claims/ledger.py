@@ -67,24 +67,32 @@ def _closing(judged: Sequence[ClaimVerdict]) -> str:
     if not with_runs:
         return f"None of {counted(len(judged), 'claim')} has runs."
     retired = [entry for entry in judged if entry.claim.retired]
-    tallies = [text + " on the setting" * (name == "depends") for name, text in _tallies(with_runs).items()]
     further = counted(len(rest), "further claim")
     more = f" {further} {'has' if len(rest) == 1 else 'have'} no runs yet." if rest else ""
-    more += (
-        f" {counted(len(retired), 'claim')} {'is' if len(retired) == 1 else 'are'} retired."
-        if retired
-        else ""
-    )
-    verdicts = f"Of {counted(len(with_runs), 'claim')} with runs: {', '.join(tallies)}."
+    if retired:
+        verb = "is" if len(retired) == 1 else "are"
+        more += f" {counted(len(retired), 'retired claim')} {verb} not counted: {_said(retired)}."
+    verdicts = f"Of {counted(len(with_runs), 'claim')} with runs: {_said(with_runs)}."
     return f"{verdicts}{_by_chance(len(with_runs))}{more}"
 
 
+def _said(judged: Sequence[ClaimVerdict]) -> str:
+    """Returns the number of claims by verdict as a list."""
+    return ", ".join(
+        text + " on the setting" * (name == "depends") for name, text in _tallies(judged).items()
+    )
+
+
 def _by_chance(judged: int) -> str:
-    """Returns how many verdicts at 95 % are expected to be wrong by chance at most."""
+    """Returns how many verdicts at 95 % are expected to be wrong by chance at most.
+
+    Where seeds collapse, intervals from few seeds cover less (results/released/statistics/coverage.md).
+    """
     if judged < 2:
         return ""
     return (
-        f" With 95 % intervals, up to {(1 - LEVEL) * judged:.1f} of them are expected to be wrong by chance."
+        f" With 95 % intervals, up to {(1 - LEVEL) * judged:.1f} of them are expected to be wrong by chance, "
+        "more where seeds collapse."
     )
 
 

@@ -119,7 +119,9 @@ def comparison_table(main: pd.DataFrame) -> pd.DataFrame:
         "late_kl": f"Late KL, {METHOD}",
         "baseline_late_kl": f"Late KL, {BASELINE}",
     }
-    frame.attrs["notes"] = main.attrs.get("notes", [])
+    of_main = _not_run(main)
+    notes = [note for note in main.attrs.get("notes", []) if note not in of_main]
+    frame.attrs["notes"] = [*notes, *_not_run(frame)]
     return frame
 
 
@@ -316,12 +318,15 @@ def _notes(frame: pd.DataFrame, runs: pd.DataFrame, reference: str, skipped: Map
     if OFFICIAL_METRIC in frame:
         notes.append(f"{OFFICIAL} `disagreements.jsonl` in each run's directory under `runs/` lists them.")
     notes += [f"Task {task}: skipped, because {reason}." for task, reason in sorted(skipped.items())]
-    missing = frame[frame["status"] == "not run"]
-    if len(missing):
-        notes.append(f"{len(missing)} of {len(frame)} rows have not been run.")
+    notes += _not_run(frame)
     if frame["mixed"].any():
         mixed = sorted(set(runs.loc[runs["mixed"], "run_id"]))
         notes.append(
             f"† includes runs made with another version of program, environment or data: {', '.join(mixed)}."
         )
     return notes
+
+
+def _not_run(frame: pd.DataFrame) -> list[str]:
+    missing = int((frame["status"] == "not run").sum())
+    return [f"{missing} of {len(frame)} rows have not been run."] if missing else []
