@@ -89,9 +89,11 @@ def measure(kind: str, vocabulary: int, responses: int, tokens: int, batches: in
 
 def main() -> None:
     """Prints a Markdown table: medians over the processes, and ratios to TRL."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--vocabulary", type=int, default=32_000)
-    parser.add_argument("--responses", type=int, default=8)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--vocabulary", type=int, default=32_000, help="its size")
+    parser.add_argument("--responses", type=int, default=8, help="of a rollout batch")
     parser.add_argument("--tokens", type=int, default=64, help="of each response")
     parser.add_argument("--batches", type=int, default=2, help="rollout batches; the first does not count")
     parser.add_argument("--repeats", type=int, default=3, help="processes of each trainer")
