@@ -85,6 +85,16 @@ def test_no_hostile_program_passes_assertions(every):
     ] == []
 
 
+@pytest.mark.parametrize("question", ["Task\n====\nPrint f(x).", "n\nis given.", "exit()\nis not allowed."])
+def test_a_question_is_not_run_as_the_start_of_a_program(question):
+    # Rows of problems hold the question as their prompt.
+    program = "def f(x, more=None):\n    return [3 * x + 1, [1]]\n"
+    record = Problem("1", question, "", record={**STDIO, "inputs": ["1\n"], "outputs": ["4\n"]}).as_row()
+    assert statuses(record, "```python\nprint(3 * int(input()) + 1)\n```") == ["passed"]
+    record = Problem("1", question, "", record={**CALLS, "inputs": [[1]], "outputs": [[4, [1]]]}).as_row()
+    assert statuses(record, f"```python\n{program}```", program) == ["passed"] * 2
+
+
 FRAMES = """
 import inspect
 def f(x):

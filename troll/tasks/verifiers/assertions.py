@@ -138,7 +138,8 @@ def verify_stdio(
     cpu_s = (limits or Limits()).cpu_s
     for record, text in zip(records, completions, strict=True):
         name, start = record["entry_point"], len(programs)
-        prompt = record["prompt"]
+        # The question is text, of which a program continues nothing; None: run the program as it is.
+        prompt = None if record["prompt"] is None else ""
         if name:
             outputs = [Output("value", plain_data.encode(_json(item))) for item in record["outputs"]]
             # A list, or one JSON value per line.
