@@ -424,6 +424,32 @@ def test_unusable_samples_are_named(tmp_path, lines, facts):
         grades(tmp_path, "chains")
 
 
+@pytest.mark.parametrize("wrong", [{"prompt": ["1+1?"]}, {"task_id": ["0"]}, {"level": "Level 5"}])
+def test_problems_of_a_model_to_sample_have_a_prompt_of_text(tmp_path, wrong):
+    write_jsonl(tmp_path / "problems.jsonl", [chain(0), chain(1) | wrong])
+    with refused("problems.jsonl:2", *wrong):
+        get_task("chains").load(tmp_path / "problems.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "facts"),
+    [
+        ("chains", {"prompt": "1+1?"}, ("'answer'",)),
+        ("functions", {"prompt": "def f():"}, ("'canonical_solution'",)),
+        ("gsm8k", {"prompt": "1+1?"}, ("'answer'", "gsm8k as published")),
+        ("gsm8k", {"question": "1+1?"}, ("'answer'", "gsm8k as published")),
+        ("dapo", {"prompt": [{"role": "system", "content": "1+1?"}], "answer": 2}, ("dapo", "user")),
+        ("mbpp", {"text": "Add.", "test_list": []}, ("mbpp as published",)),
+        ("eurus-code", {"prompt": "Add.", "reward_model": {"ground_truth": "7"}}, ("eurus-code",)),
+    ],
+)
+def test_unusable_problems_are_named(tmp_path, task, row, facts):
+    write_jsonl(tmp_path / "problems.jsonl", [{"task_id": "0", **row}])
+    write_jsonl(tmp_path / "samples.jsonl", [{"task_id": "0", "completion": "2"}])
+    with refused("problems.jsonl:1", *facts):
+        grades(tmp_path, task)
+
+
 def test_an_unknown_task_is_named_with_the_valid_ones(tmp_path):
     with refused("'chain'", "chains, functions, locks, programs, gsm8k"):
         grades(tmp_path, "chain")
@@ -570,6 +596,17 @@ def test_a_file_as_published_is_read_too(tmp_path, real_data):
     write_jsonl(tmp_path / "samples.jsonl", [{"task_id": i, "completion": "\\boxed{1000}"} for i in range(2)])
     result = grades(tmp_path, "gsm8k")
     assert [row["passed"] for row in result["problems"].values()] == [[False], [True]]
+
+
+def test_a_chat_as_published_is_read_too(tmp_path):
+    chats = [[{"role": "user", "content": f"1+{number}?"}] for number in range(2)]
+    rows = [{"prompt": chat, "reward_model": {"ground_truth": "2"}} for chat in chats]
+    write_jsonl(tmp_path / "problems.jsonl", rows)
+    write_jsonl(
+        tmp_path / "samples.jsonl", [{"task_id": i, "completion": f"\\boxed{{{i}2}}"} for i in range(2)]
+    )
+    result = grades(tmp_path, "dapo")
+    assert [row["passed"] for row in result["problems"].values()] == [[True], [False]]
 
 
 @needs_sandbox

@@ -56,10 +56,7 @@ class Sample:
 def read_problems(task: str, path: Path | None, split: str | None, ids: set[str], samples: Path) -> Data:
     """Returns the problems that the samples answer."""
     if path is not None:
-        rows = read_jsonl(path)
-        if task in DATA_SETS:  # rows may be problems of ours, or rows of the public file as published
-            convert = DATA_SETS[task].convert
-            rows = [row if "prompt" in row else convert(row, n).as_row() for n, row in enumerate(rows)]
+        rows = [_problem(task, row, path, number) for number, row in enumerate(read_jsonl(path))]
         by_id: dict[str, Mapping[str, Any]] = {}
         for number, row in enumerate(rows):
             task_id = str(row.get("task_id", number))
@@ -84,6 +81,33 @@ def read_problems(task: str, path: Path | None, split: str | None, ids: set[str]
         if by_ids is not None:
             return by_ids
     return _by_number(found, ids, samples)
+
+
+def _problem(task: str, row: dict[str, Any], path: Path, number: int) -> dict[str, Any]:
+    """Returns a row of problems, which may be one of the public data set as published."""
+    key = get_task(task).answer_key
+    if isinstance(row.get("prompt"), str) and key in row:
+        return row
+    if task not in DATA_SETS:
+        raise UserError(
+            f"{path}:{number + 1}: a problem of task {task} needs the fields 'prompt', a text, and {key!r}"
+        )
+    try:
+        return DATA_SETS[task].convert(row, number).as_row()
+    except (
+        UserError,
+        AttributeError,
+        LookupError,
+        StopIteration,
+        SyntaxError,
+        TypeError,
+        ValueError,
+    ) as error:
+        reason = f"no field {error}" if isinstance(error, KeyError) else str(error)
+        raise UserError(
+            f"{path}:{number + 1}: neither a problem, with 'prompt' and {key!r}, nor a row of {task} as "
+            f"published ({reason})"
+        ) from None
 
 
 def _by_number(found: Sequence[Data], ids: set[str], samples: Path) -> Data:

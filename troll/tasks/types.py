@@ -103,6 +103,10 @@ class Task:
             missing = [key for key in ("task_id", "prompt", self.answer_key) if key not in row]
             if missing:
                 raise UserError(f"{path}:{number}: no field {missing[0]!r} in a problem of task {self.name}")
+            for key, kind in (("task_id", str | int), ("prompt", str), ("level", int)):
+                if not isinstance(row.get(key, 0), kind):
+                    wanted = "a whole number" if kind is int else "text"
+                    raise UserError(f"{path}:{number}: {key!r} is {row[key]!r}; must be {wanted}")
             if (first := lines.setdefault(row["task_id"], number)) != number:
                 raise UserError(
                     f"{path}:{number}: task_id {row['task_id']!r} is also in line {first}; every problem "
@@ -113,7 +117,7 @@ class Task:
                     row["task_id"],
                     row["prompt"],
                     row[self.answer_key],
-                    int(row.get("level", 0)),
+                    row.get("level", 0),
                     row,
                     str(row.get("system", "")),
                 )
