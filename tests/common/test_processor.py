@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 from refusals import refused
 
-from troll.common import processor
+from troll.common import gpus, processor
 from troll.common.gpus import require_gpus, visible_gpus
 
 NAMES = ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
@@ -181,3 +182,24 @@ def test_jobs_take_different_gpus_until_none_is_left(tmp_path):
     assert freed == own
     for process in (second, of_slurm, fourth):
         process.communicate()
+
+
+@pytest.mark.parametrize(("readable", "taken"), [(True, "0"), (False, "1")])
+def test_locks_of_other_users_in_tmp_hinder_nobody(tmp_path, monkeypatch, readable, taken):
+    """Linux refuses O_CREAT on another user's file in /tmp (fs.protected_regular)."""
+    theirs, opened = tmp_path / "troll-gpu-0.lock", os.open
+    theirs.touch()
+
+    def open_as_another_user(path, flags, *mode):
+        if path == theirs and (flags & os.O_CREAT or not readable):
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", open_as_another_user)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(gpus, "_held", [])
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert require_gpus(1, "--gpus") == 1 and os.environ["CUDA_VISIBLE_DEVICES"] == taken

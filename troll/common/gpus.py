@@ -79,9 +79,13 @@ def _take(requested: int) -> None:
 
 
 def _lock(gpu: str) -> bool:
-    """Locks a GPU for this process; False if another process has locked it."""
+    """Locks a GPU for this process; False if another process has locked it, or its file cannot be opened."""
     path = Path(tempfile.gettempdir(), f"troll-gpu-{gpu.replace('/', '-')}.lock")
-    handle = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
+    try:
+        # Without O_CREAT, with which Linux refuses another user's file in /tmp (fs.protected_regular).
+        handle = os.open(path, os.O_RDONLY | (0 if path.exists() else os.O_CREAT), 0o644)
+    except OSError:
+        return False
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
