@@ -202,6 +202,7 @@ BROKEN = [
     ("grades.json", "{}", ()),
     ("grades.json", "[]", ()),
     ("grades.json", {"metrics": {"pass@1": 0.999}}, ("pass@1", "0.999000")),
+    ("grades.json", {"metrics": {"pass@1": math.nan}}, ("pass@1", "nan")),
     *(("grades.json", {"metrics": {"a": it}}, ("metrics.a", shown)) for it, shown in NO_NUMBERS),
     *(
         ("suites/graded.json", {"gsm8k": SUITE | {"metrics": {"a": it}}}, ("gsm8k: metrics.a", shown))

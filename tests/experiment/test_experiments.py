@@ -191,6 +191,11 @@ def _set(data, path, value):
             {"math500": 0},
             ["tasks.chains.validate_on.math500", "0", "> 0", "'all'"],
         ),
+        (
+            ("evaluation",),
+            {"engine": "vllm", "engine_options": {"tensor_parallel_size": "two"}},
+            ["evaluation", "tensor_parallel_size", "'two'"],
+        ),
         (("matrix",), [{"group": "Paper sizes"}], ["matrix[0].group", "'Paper sizes'", "lowercase"]),
     ],
 )

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,6 +133,23 @@ def test_what_snakemake_says_of_a_leftover_lock_is_handed_on(run, monkeypatch):
     Path(".snakemake/locks/0.input.lock").touch()
     monkeypatch.setattr(run, "_SNAKEMAKE", [sys.executable, "-c", "import sys; sys.exit('no such file: x')"])
     with refused("no such file: x", error=SystemExit):
+        make(run)
+
+
+def test_the_locks_of_a_snakemake_at_work_are_left_to_it(run, monkeypatch):
+    Path(".snakemake/locks").mkdir(parents=True)
+    Path(".snakemake/locks/0.input.lock").touch()
+    monkeypatch.setattr(run, "_SNAKEMAKE", [sys.executable, "-c", "import sys; sys.exit('unlocked')"])
+    monkeypatch.setattr(run, "show_first", lambda *_: None)
+    at_work = "from troll.operations.workflow import mark_running; mark_running(); print(flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", at_work], **pipes) as other:
+        other.stdout.readline()
+        make(run)
+        assert run.asked == ["all"]
+        other.kill()
+    Path(".snakemake/results.lock").unlink()  # the lock dies with its process, and this one lives on
+    with refused("unlocked", error=SystemExit):
         make(run)
 
 

@@ -102,6 +102,10 @@ def test_the_time_left_comes_from_running_runs_and_from_earlier_ones(experiment,
         assert left() == TimeLeft(4 + 8 + 2 * 100, 100, 4), "clip is taken to be as fast as TROLL"
     monkeypatch.setattr("troll.operations.time_left.estimate", lambda *_: 100.0)
     assert left() == TimeLeft(50 + 3 * 100, 100, 4), "half of a run that was interrupted"
+    write_run(results, "troll", steps=20)  # of an earlier file, whose runs were longer
+    assert left() == TimeLeft(300, 100, 4)
+    with only_writer(directory):
+        assert of(status_of(experiment, results), "troll").left_s == 0
     write_run(results, "troll", steps=8, manifest=True)
     assert left() == TimeLeft(300, 100, 3)
 

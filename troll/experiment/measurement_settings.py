@@ -64,9 +64,12 @@ class Evaluation(StrictModel):
     def _options_have_an_engine(self) -> "Evaluation":
         if self.engine_options and self.engine != "vllm":
             raise ValueError(f"engine_options are for the engine vllm; {self.engine} has none")
+        parallel = self.engine_options.get("tensor_parallel_size", 1)
+        if type(parallel) is not int or parallel < 1:
+            raise ValueError(f"engine_options.tensor_parallel_size is {parallel!r}, must be an integer >= 1")
         return self
 
     @property
     def gpus(self) -> int:
         """GPUs of a job that samples a pretrained model: one, or as many as vLLM splits it across."""
-        return int(self.engine_options.get("tensor_parallel_size", 1))
+        return self.engine_options.get("tensor_parallel_size", 1)

@@ -26,6 +26,7 @@ from troll.operations import progress_line
 from troll.operations.places import verbatim
 from troll.operations.public_data import PublicWork, skipped_parts
 from troll.operations.targets import Targets, skipped_tasks
+from troll.operations.workflow import mark_running
 
 if TYPE_CHECKING:
     from troll.operations.progress_line.handler import LogHandler
@@ -161,6 +162,8 @@ def begin(workflow: Any, config: Mapping[str, Any]) -> Invocation:
             raise UserError(
                 f"{closed} cannot be written; chmod -R u+w results, or link results to another directory"
             )
+        if writes:
+            mark_running()
         line = progress_line.install(workflow, experiment, root)
         reasons: Mapping[str, str] = {}
         if workflow.is_main_process and find_spec("snakemake_executor_plugin_slurm"):

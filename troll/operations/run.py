@@ -23,7 +23,7 @@ from troll.experiment.directories import RELEASED, RESULTS
 from troll.experiment.files import read_configuration, read_experiment
 from troll.operations import first_look
 from troll.operations.progress_line import STAGE
-from troll.operations.workflow import noted
+from troll.operations.workflow import is_running, noted
 
 _SNAKEMAKE = [sys.executable, "-m", "snakemake"]
 _SCHEDULING = ["--scheduler", "greedy", "--max-jobs-per-timespan", "1000/3s"]
@@ -67,7 +67,8 @@ def main(
     directory = Path(".snakemake")
     keep_caches(directory / "cache")
     handle = acquire_lock(directory)
-    if any((directory / "locks").glob("*")):
+    # A plain `snakemake` may be at work, whose locks are no leftovers: Snakemake says whether they clash.
+    if any((directory / "locks").glob("*")) and not is_running():
         unlocked = subprocess.run(
             [*_SNAKEMAKE, "--unlock", *rest], check=False, stderr=subprocess.PIPE, text=True
         )

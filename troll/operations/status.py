@@ -150,7 +150,7 @@ def status_of_run(root: Path, run: Run, steps: int, *, suites: bool = False) -> 
     held = is_held(directory)
     if held or (held is None and quiet is not None and quiet < _QUIET_S):
         pace = _pace(rows)
-        left = pace * (steps - step) if pace is not None else None
+        left = pace * max(steps - step, 0) if pace is not None else None
         reason = f"no new step for {clock(quiet)}" if quiet is not None and quiet > _QUIET_S else ""
         return RunStatus(run.run_id, "running", step, steps, left, success, reason)
     reason = _error_in(log)

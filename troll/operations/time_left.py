@@ -43,6 +43,6 @@ def time_left(experiment: Experiment, results: Path, statuses: Sequence[RunStatu
             expected = whole_run.get((run.model, run.task, status.steps)) if expected is None else expected
             if expected is None:
                 return None
-            left = expected * (1 - status.step / status.steps)
+            left = expected * max(1 - status.step / status.steps, 0.0)
         seconds_left.append(left)
     return TimeLeft(sum(seconds_left), max(seconds_left, default=0.0), len(seconds_left))

@@ -1,5 +1,6 @@
 """Runs the workflow from a command of this package, with its log in a file and regular progress lines."""
 
+import fcntl
 import os
 import re
 import signal
@@ -8,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from troll.operations.progress_line import SWITCH
 PROGRAM = (sys.executable, "-m", "troll.cli", "run")
 """The command that `make results` also runs."""
 _RULES = Path("workflow/Snakefile")
+_ALIVE = Path(".snakemake/running.lock")
+"""A file on which every Snakemake that works here holds a shared lock until it ends, even if it is killed."""
 _STEPS = re.compile(rb"(\d+) of (\d+) (?:steps|jobs)")
 _SAY_EVERY_S = 30.0
 
@@ -29,6 +32,30 @@ class Ended:
 
     status: int
     last: str  # last line of its log
+
+
+def mark_running() -> None:
+    """Marks, until this process ends, that a Snakemake works in this directory."""
+    with suppress(OSError):  # not writable, or a file system without locks
+        _ALIVE.parent.mkdir(exist_ok=True)
+        fcntl.flock(os.open(_ALIVE, os.O_RDWR | os.O_CREAT, 0o644), fcntl.LOCK_SH)
+
+
+def is_running() -> bool:
+    """Whether a Snakemake works in this directory; false where the file system has no locks."""
+    try:
+        handle = os.open(_ALIVE, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return False
 
 
 def in_checkout(command: str) -> None:

@@ -210,7 +210,7 @@ def _read_grades(path: Path, step: int) -> Grades:
     metrics = grades.metrics
     if "pass@1" in metrics and "infrastructure" not in statuses:
         counted = sum(item["c"] / item["n"] for item in items) / len(items)
-        if abs(counted - metrics["pass@1"]) > 1e-6:
+        if not abs(counted - metrics["pass@1"]) <= 1e-6:  # nor NaN
             raise UserError(
                 f"{path}: metrics.pass@1: {metrics['pass@1']:.6f}, but its problems give {counted:.6f}"
             )
