@@ -209,7 +209,7 @@ def test_a_caption_that_is_missing_is_named():
         caption("nothing_table")
 
 
-def test_answers_name_the_verdict_the_average_and_what_must_not_be_overlooked():
+def test_answers_name_the_verdict_the_average_and_what_must_not_be_overlooked(tmp_path):
     pooled = {"estimate": 0.2, "low": 0.1, "high": 0.3}
     record = synthetic.claim(id="testbed-stale-better").model_dump() | {
         "verdict": "supported on average",
@@ -223,6 +223,14 @@ def test_answers_name_the_verdict_the_average_and_what_must_not_be_overlooked():
     below = ", but its mean is below the base model's in 1 of 2 settings on chains"
     assert answer("testbed", [record]) == told + below
     assert answer("mine", [record]) == "", "no question is known"
+    tests = {"test": [1, 2], "endpoint": "auc", "tasks": "both", "condition": ["rate-1e-5", "rate-3e-5"]}
+    tests |= {"difference": 0.04, "difference_low": [0.01, -0.02], "difference_high": 0.07, "within": False}
+    pd.DataFrame(tests | {"seeds": 12, "outcome": ["succeeded", "failed"]}).to_csv(tmp_path / "sequence.csv")
+    assert answer("testbed", [record], tmp_path) == (
+        "At a rate of 1e-5 **above**: TROLL minus clip +4.0 [+1.0, +7.0] points of mean height of the "
+        "training curve, 12 seeds. At a rate of 3e-5 **not decided**: TROLL minus clip +4.0 [−2.0, +7.0] "
+        "points of mean height of the training curve, 12 seeds"
+    )
     retired = answer("testbed", [record | {"retired": "asked elsewhere"}])
     assert retired.startswith("The claim is retired: TROLL minus clip +20.0")
     few = {"pooled": None, "evidence": [], "reason": "no runs"}

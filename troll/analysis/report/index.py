@@ -13,7 +13,9 @@ from troll.common.files import read_json
 
 def index(root: Path, experiments: Mapping[str, Results]) -> str:
     """Returns the index of released results in Markdown: those that answer a question, then their runs."""
-    first = {name: question for name, question in QUESTIONS.items() if name in experiments and question.claim}
+    first = {
+        name: question for name, question in QUESTIONS.items() if name in experiments and not question.part_of
+    }
     rows = [_answered(root, name, question, experiments[name]) for name, question in first.items()]
     rows += [
         _row(f"{name}/{other.file}", other.question, other.answer(root / name), "", other.command)

@@ -84,6 +84,25 @@ QUESTIONS: Mapping[str, Question] = {
         claim="smollm2-rates-height-1e-5",
         figure="main",
     ),
+    "smollm2-gsm8k": Question(
+        "Does training a pretrained model on GSM8K work, to the last table?",
+        _experiment("smollm2-gsm8k"),
+        figure="main",
+    ),
+    "new-seeds-bound": Question(
+        "Does TROLL with a KL bound five times narrower or wider end within 5 points of the default?",
+        _experiment("new-seeds-bound"),
+        claim="new-seeds-bound-matters-little",
+        difference="another bound minus the default",
+        figure="final",
+    ),
+    "new-seeds-small-k": Question(
+        "Does TROLL that keeps 4 or 16 tokens end within 5 points of one that keeps 64?",
+        _experiment("new-seeds-small-k"),
+        claim="new-seeds-small-k-suffices",
+        difference="4 or 16 tokens minus 64",
+        figure="final",
+    ),
     "benchmark-divergence": Question(
         "Does TROLL end above clip where both move the policy equally far?",
         _experiment("benchmark-divergence"),
@@ -155,7 +174,7 @@ def answer(name: str, claims: Iterable[Mapping[str, Any]], directory: Path | Non
         for test, difference, reading in (sequence_tests(directory) if directory else ())
     ]
     if tests:
-        return "; ".join(tests)
+        return ". ".join(tests)
     question = QUESTIONS.get(name)
     for record in claims:
         if question and record["id"] == question.claim:
