@@ -598,6 +598,13 @@ def test_a_file_as_published_is_read_too(tmp_path, real_data):
     assert [row["passed"] for row in result["problems"].values()] == [[False], [True]]
 
 
+@pytest.mark.parametrize("task", ["gsm8k", "math500", "aime24", "omni-math"])
+def test_prompt_and_answer_are_enough(tmp_path, task):
+    write_jsonl(tmp_path / "problems.jsonl", [{"task_id": "a", "prompt": "1+1?", "answer": "2"}])
+    write_jsonl(tmp_path / "samples.jsonl", [{"task_id": "a", "completion": "\\boxed{2}"}])
+    assert grades(tmp_path, task)["metrics"] == {"pass@1": 1.0, "official/pass@1": 1.0, "disagreements": 0}
+
+
 def test_a_chat_as_published_is_read_too(tmp_path):
     chats = [[{"role": "user", "content": f"1+{number}?"}] for number in range(2)]
     rows = [{"prompt": chat, "reward_model": {"ground_truth": "2"}} for chat in chats]

@@ -74,20 +74,25 @@ def _own(row: Row) -> dict[str, Any]:
     return {key: row[key] for key in ("answer", "answers") if key in row}
 
 
+def _question(row: Row) -> Any:
+    """Returns the question; problems of a user may only have a prompt, and no solution."""
+    return row.get("problem", row["prompt"])
+
+
 def _gsm8k(row: Row) -> dict[str, Any]:
-    return {"question": row["problem"], "answer": f"{row['solution']}\n#### {row['answer']}"}
+    return {"question": _question(row), "answer": f"{row.get('solution', '')}\n#### {row['answer']}"}
 
 
 def _math(row: Row) -> dict[str, Any]:
-    solution, answer = str(row["solution"]), row["answer"]
+    solution, answer = str(row.get("solution", "")), row["answer"]
     # lm-eval takes the answer from the solution, and fails if that has no box.
     if last_boxed(solution) is None and "\\boxed " not in solution:
         solution = f"{solution}\n\\boxed{{{answer}}}"
-    return {"problem": row["problem"], "solution": solution, "answer": answer}
+    return {"problem": _question(row), "solution": solution, "answer": answer}
 
 
 def _aime(row: Row) -> dict[str, Any]:
-    text, answer = row["problem"], row["answer"]
+    text, answer = _question(row), row["answer"]
     return {"Problem": text, "problem": text, "Answer": answer, "answer": answer}
 
 
