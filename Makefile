@@ -44,7 +44,7 @@ $(VLLM_READY): pyproject.toml envs/constraints-vllm.txt envs/requirements-vllm.t
 	@PYTHON="$(PYTHON)" VLLM=1 bash envs/setup.sh "$(@D)"
 	@touch $@
 
-results: env ## run the default experiment: models, training, evaluation, tables, figures, page
+results: env ## run the testbed, or EXPERIMENT=FILE: models, training, evaluation, tables, figures, page; SEEDS=0,1,2 for other seeds
 	@"$(BIN)/troll" run "$(EXPERIMENT)" --cores "$(CORES)" $(if $(SEEDS),--seeds "$(SEEDS)") $(if $(REPEAT),--repeat)
 
 rehearsal: env ## run a small copy of paper.yaml on random models, and report what would fail
