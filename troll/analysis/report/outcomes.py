@@ -9,7 +9,7 @@ import pandas as pd
 
 from troll.analysis.leaderboard.board import AT_EDGES
 from troll.analysis.leaderboard.protocol import read_protocol
-from troll.analysis.render.formats import bracketed, points
+from troll.analysis.render.formats import bracketed, listed, points
 
 OUTCOMES: Mapping[str, str] = {
     "above": "**above**",
@@ -78,7 +78,8 @@ def best_at_edges(directory: Path) -> str:
     """Returns which rules of a board did best at the edge of what was tried; empty if none did."""
     path = directory / "board.md"
     note = re.search(f"^{AT_EDGES}: (.*?)\\.( |$)", path.read_text(), re.M) if path.exists() else None
-    return f"{AT_EDGES[:1].lower()}{AT_EDGES[1:]}: {note[1]}" if note else ""
+    rules = re.findall(r"([\w-]+) \(", note[1]) if note else []
+    return f"{listed(rules)} did best at an edge of what was tried" if rules else ""
 
 
 def equal_up_to(directory: Path) -> str:

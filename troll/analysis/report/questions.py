@@ -58,7 +58,7 @@ QUESTIONS: Mapping[str, Question] = {
         claim="testbed-stale-better",
     ),
     "testbed-estimators": Question(
-        "Does TROLL end above clip with every advantage estimator, when rollouts are stale?",
+        "Does TROLL end above clip with five advantage estimators, when rollouts are stale?",
         _experiment("testbed-estimators", _FIVE_SEEDS),
         claim="testbed-stale-better",
     ),
@@ -116,13 +116,14 @@ QUESTIONS: Mapping[str, Question] = {
         figure="heat_map",
     ),
     "benchmark-size": Question(
-        "At three times clip's best learning rate, does TROLL end above clip for every size of model?",
+        "At three times the learning rate that suits clip on the small model, does TROLL end above clip with "
+        "three sizes of models?",
         _experiment("benchmark-size"),
         claim="benchmark-sizes-better-at-three-times-the-rate",
         figure="base_models",
     ),
     "benchmark-sparsity": Question(
-        "Is it enough to project the 16 likeliest of 4,096 tokens?",
+        "Is it enough to project the 16 most likely of 4,096 tokens?",
         _experiment("benchmark-sparsity"),
         claim="benchmark-16-tokens-suffice",
         difference="16 or more tokens minus all",
