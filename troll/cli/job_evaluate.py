@@ -71,7 +71,7 @@ def sample_suites(
     CONFIG has the settings, such as {suites: {math500: {samples: 4}}, max_tokens: 4096}.
 
     Example: troll job sample-suites --config suites.yaml \
-    --checkpoint Qwen/Qwen3-0.6B --data data --out samples
+    --checkpoint results/testbed/base/tiny/chains/checkpoint --data data --out samples
     """
     from troll.common.gpus import require_gpus
     from troll.common.models import parameters_of
