@@ -1,5 +1,6 @@
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -214,13 +215,17 @@ def test_an_interrupted_call_goes_on_and_ends_the_same(checkpoint, tmp_path, mon
     assert sum(resumed) == len(expected) - sum(decoded)
 
 
-def test_what_another_setting_left_behind_is_not_used(checkpoint, tmp_path, monkeypatch):
+RENAMED = [replace(problem, task_id=f"other/{number}") for number, problem in enumerate(PROMPTS)]
+
+
+@pytest.mark.parametrize("other", [{"seed": 99}, {"problems": RENAMED}], ids=["seed", "names"])
+def test_what_another_setting_left_behind_is_not_used(checkpoint, tmp_path, other):
     path = tmp_path / "s.jsonl"
     expected = draw(checkpoint, tmp_path / "a.jsonl")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "write_jsonl", stop_after_parts := StopWhole(path))
         with pytest.raises(KeyboardInterrupt):
-            draw(checkpoint, path, seed=99)
+            draw(checkpoint, path, **other)
     assert stop_after_parts.parts > 0
     assert draw(checkpoint, path) == expected
 

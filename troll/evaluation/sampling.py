@@ -114,7 +114,7 @@ def sample(
         "chat": chat,
         "thinking": thinking,
         "cut_prompts": cut_prompts,
-        "prompts": digest_of_json([as_text(problem) for problem in problems]),
+        "prompts": digest_of_json([[problem.task_id, as_text(problem)] for problem in problems]),
     }
     parts = out.with_name(out.name + ".parts")
     rows = _rows_done(parts, settings)
