@@ -134,6 +134,11 @@ def test_the_finished_runs_of_an_unfinished_experiment_are_added_to_those_of_the
     first, *rest = by_name
     local, released = checkout / "results/kept", checkout / "results/released/kept"
     append_run(by_name[first], local, keys[first])
+    record_commit(local, "c0ffee-dirty")
+    with refused("results/released/kept", "1 of 1"):
+        adopt("kept")
+    assert not released.exists()
+    append_run(by_name[first], local, keys[first])  # made again, from committed source
     assert "1 finished runs and base models of an unfinished experiment" in adopt("kept")
     commit(checkout)
     shutil.rmtree(local)

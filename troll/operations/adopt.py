@@ -14,6 +14,7 @@ from troll.analysis.data.tidy import (
     TIDY,
     WHOLE,
     read_table_file,
+    read_tidy,
     table_file,
     table_files,
     write_table_file,
@@ -60,6 +61,7 @@ def adopt(name: str) -> str:
         if (fresh / PLAN).exists() or (fresh / _BOARD).exists():
             summary = _check(fresh, released.parent)
         else:
+            check_clean(read_tidy(fresh).runs, released)
             count = len(_run_ids(fresh))
             summary = f"{count} finished runs and base models of an unfinished experiment, without tables"
         _replace(released, fresh)
@@ -142,7 +144,7 @@ def _check(fresh: Path, parent: Path) -> str:
 
 def _replace(released: Path, fresh: Path) -> None:
     """Renames the new directory to its place; the old one, which git has, is removed afterwards."""
-    old = fresh.parent / "old"
+    old = fresh.parent / f"{fresh.name}.old"
     if released.exists():
         released.rename(old)
     fresh.rename(released)
