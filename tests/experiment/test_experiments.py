@@ -191,6 +191,10 @@ def _set(data, path, value):
             {"math500": 0},
             ["tasks.chains.validate_on.math500", "0", "> 0", "'all'"],
         ),
+        (("conditions",), {0.001: {}}, ["conditions", "name 0.001", "text"]),
+        (("trust_regions",), {True: {"rule": "clip"}}, ["trust_regions", "name True", "text"]),
+        (("trust_regions",), ["clip"], ["trust_regions", "a block by name"]),
+        (("matrix",), "all", ["matrix", "a list of blocks"]),
         (
             ("evaluation",),
             {"engine": "vllm", "engine_options": {"tensor_parallel_size": "two"}},

@@ -13,6 +13,8 @@ _SHOWN = 100  # maximum number of characters of a quoted value
 # Suffixes of pydantic's error types whose message states what the field takes (see `takes`).
 _ANSWERED = ("_type", "_parsing", "_than", "_than_equal", "_number", "_from_float", "literal_error")
 
+_BLOCK = re.compile(r"(a list of)? ?\[\w+\]\(#\w+\)")  # a link to a section of the reference page
+
 
 def takes(annotation: Any, bounds: Sequence[Any] = ()) -> str:
     """Describes what an annotation allows: "a number >= 0 or infinity", "one of 'k1', 'k2', or none"."""
@@ -76,8 +78,11 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     if kind == "extra_forbidden":
         keys, owner = _walk(model, location[:-1])
         return _unknown_key([prefix, *keys], str(location[-1]), _model_in(owner))
-    keys, annotation = _walk(model, location)
+    of_key = location[-1:] == ("[key]",)
+    keys, annotation = _walk(model, location[:-2] if of_key else location)
     where = ".".join(filter(None, [prefix, *keys]))
+    if of_key:
+        return f"{where}: name {_short(value)} must be text; quote it"
     if kind == "missing":
         return f"{where}: is missing"
     if kind == "too_short":
@@ -89,7 +94,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     if kind in ("model_type", "model_attributes_type") and inner is not None:
         return f"{head}expected a block with keys {', '.join(inner.model_fields)} (found {_short(value)})"
     if kind.endswith(_ANSWERED) and where:
-        words = takes(annotation)
+        words = _BLOCK.sub(lambda found: f"{found[1] or 'a'} block{'s' * bool(found[1])}", takes(annotation))
         return f"{where} is {_short(value)}, must be {words}{_as_number(value, words)}"
     message = first["msg"].removeprefix("Value error, ")
     quoted = isinstance(value, str) and repr(value) in message
