@@ -24,6 +24,7 @@ from troll.analysis.claims.verdicts import ClaimVerdict, judge, read_claims
 from troll.analysis.claims.wording import span, why
 from troll.analysis.data.runs import read_directories
 from troll.analysis.data.settings import first_experiments
+from troll.analysis.render.html import write_page
 from troll.common.numerics import NUMERICS
 
 ROOT = Path(__file__).parents[2]
@@ -416,6 +417,14 @@ def test_a_sentence_cannot_break_a_table(known):
     (row,) = [line for line in to_markdown(judged).splitlines() if line.startswith("| A")]
     assert row.startswith(r"| A \| B C (`c`) |") and row.endswith(r"| x\|y |")
     assert r"| A \| B C |" in to_short_markdown(judged)
+
+
+def test_a_note_cannot_bring_a_script_into_the_page(known, tmp_path):
+    note = "a < b\n<script>alert(1)</script>"
+    judged = judge([claim(note=note, where=GENTLE)], known.runs, known.items)
+    write_page(tmp_path / "page.html", f"# Title\n\n{to_folded_markdown(judged)}", tmp_path)
+    page = (tmp_path / "page.html").read_text()
+    assert "<script>alert" not in page and "&lt;script&gt;alert(1)&lt;/script&gt;" in page and "a &lt; b" in page
 
 
 def test_two_claims_files_of_one_name_keep_both_digests(known, tmp_path):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -165,7 +166,8 @@ def _paragraphs(with_runs: Sequence[ClaimVerdict]) -> list[str]:
             claim = entry.claim
             lines = [*_numbers(entry), *(f"history: {text}" for text in _history(claim))]
             parts += [f"**{claim.id}** ({measure(claim)})", "\n".join(f"- {text}" for text in lines)]
-            parts += [claim.note] if claim.note else []
+            # A line that begins with a tag would be HTML of the page.
+            parts += [re.sub(r"<(?=[A-Za-z/!?])", "&lt;", claim.note)] if claim.note else []
     return parts
 
 
