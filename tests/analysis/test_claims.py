@@ -424,7 +424,9 @@ def test_a_note_cannot_bring_a_script_into_the_page(known, tmp_path):
     judged = judge([claim(note=note, where=GENTLE)], known.runs, known.items)
     write_page(tmp_path / "page.html", f"# Title\n\n{to_folded_markdown(judged)}", tmp_path)
     page = (tmp_path / "page.html").read_text()
-    assert "<script>alert" not in page and "&lt;script&gt;alert(1)&lt;/script&gt;" in page and "a &lt; b" in page
+    assert (
+        "<script>alert" not in page and "&lt;script&gt;alert(1)&lt;/script&gt;" in page and "a &lt; b" in page
+    )
 
 
 def test_two_claims_files_of_one_name_keep_both_digests(known, tmp_path):

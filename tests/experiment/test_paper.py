@@ -1,5 +1,6 @@
 """The paper's experiment file: every published number has its runs, and they have the published settings."""
 
+import re
 from fnmatch import fnmatchcase
 
 import pytest
@@ -148,6 +149,18 @@ def test_the_budget_adds_up_the_runs_of_each_group(paper):
     assert both.hours.low < both.hours.likely < both.hours.high
     text = "\n".join(budget_lines(paper))
     assert "estimated" in text and all(group in text for group in GROUPS)
+
+
+def test_the_checkpoints_of_a_run_are_those_kept_and_a_new_one_with_those_of_the_critic(paper):
+    def checkpoints(group):
+        (line,) = [line for line in budget_lines(paper, [group]) if "checkpoints of each run" in line]
+        return float(re.search(r"up to ([\d,]+) GB", line)[1].replace(",", ""))
+
+    assert {run.model for run in paper.groups()["paper_staleness"]} == {"Qwen3-4B"}
+    assert checkpoints("paper_staleness") == 4 * 12 * (2 + 1)
+    with_critic = {run.model for run in paper.groups()["paper_estimators"] if run.estimator == "ppo"}
+    assert with_critic == {"Qwen3-8B", "Qwen2.5-7B-Instruct"}
+    assert checkpoints("paper_estimators") == 2 * 8 * 12 * (2 + 1)
 
 
 def test_the_budget_of_some_groups_is_theirs_alone(paper):

@@ -115,10 +115,15 @@ def disk_gb(experiment: Experiment) -> float:
 def _models(experiment: Experiment, runs: Sequence[Run]) -> tuple[int, float, float]:
     """Returns how many pretrained models have a known size; GB of downloads and of a run's checkpoints."""
     names = dict.fromkeys(run.model for run in runs)
-    sizes = [billions_of(experiment.models[name].pretrained) for name in names]
-    known = [size for size in sizes if size is not None]
-    kept = experiment.training.checkpoints_kept
-    return len(known), sum(known) * _DOWNLOAD, max(known, default=0.0) * _CHECKPOINT * kept
+    sizes = {name: billions_of(experiment.models[name].pretrained) for name in names}
+    known = {name: size for name, size in sizes.items() if size is not None}
+    checkpoints = [0.0]
+    for run in {run.group_id: run for run in runs if run.model in known}.values():
+        training = experiment.training_of(run)
+        models = 2 if uses_critic(experiment, run, training) else 1
+        # A new checkpoint is complete before the oldest is removed.
+        checkpoints.append(models * known[run.model] * _CHECKPOINT * (training.checkpoints_kept + 1))
+    return len(known), sum(known.values()) * _DOWNLOAD, max(checkpoints)
 
 
 def budget_lines(
