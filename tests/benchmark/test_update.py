@@ -12,6 +12,7 @@ from refusals import refused
 
 import step as cost_step
 from cost_tables import annotate_steps, summarise, summarise_steps, verdicts
+from harness import serve
 from step_worker import METHODS, Learner, Work, moved
 from troll.algorithms.distributions import sparsify
 from troll.algorithms.divergences import kl_divergence
@@ -353,3 +354,10 @@ def test_a_dry_run_of_the_gpu_check_measures_every_row_and_finds_it_exact(gpu, r
     checked = [name for name, backend in rows if backend == "triton" and rows[name, backend].get("errors")]
     assert len(checked) >= 12
     assert len(report["goals"]) >= 7
+
+
+@pytest.mark.parametrize("words", [[], ["--help"]])
+def test_a_worker_started_by_hand_names_the_program_that_starts_it(words, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["workflow/benchmarks/step_worker.py", *words])
+    with pytest.raises(SystemExit, match=r"started by `python workflow/benchmarks/measure\.py`"):
+        serve(Work, lambda work: {})
