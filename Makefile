@@ -45,7 +45,7 @@ $(VLLM_READY): pyproject.toml envs/constraints-vllm.txt envs/requirements-vllm.t
 	@touch $@
 
 results: env ## run the testbed, or EXPERIMENT=FILE: models, training, evaluation, tables, figures, page; SEEDS=0,1,2 for other seeds
-	@"$(BIN)/troll" run "$(EXPERIMENT)" --cores "$(CORES)" $(if $(SEEDS),--seeds "$(SEEDS)") $(if $(REPEAT),--repeat)
+	@"$(BIN)/troll" run "$(EXPERIMENT)" --cores "$(CORES)" $(if $(SEEDS),--seeds "$(SEEDS)") $(if $(filter-out 0,$(REPEAT)),--repeat)
 
 rehearsal: env ## run a small copy of paper.yaml on random models, and report what would fail
 	@"$(BIN)/troll" rehearse "$(REHEARSED)" --cores "$(CORES)"

@@ -67,6 +67,13 @@ def test_an_error_in_the_file_comes_before_the_first_look(run, monkeypatch):
     assert run.asked == ["first", "all"]
 
 
+@pytest.mark.parametrize("options", [["--configfile", "b.yaml"], ["-n", "--configfile=b.yaml"]])
+def test_a_second_experiment_file_is_refused(run, options):
+    with refused("testbed.yaml", "--configfile"):
+        run.main(Path("testbed.yaml"), cores="2", options=options)
+    assert not run.asked
+
+
 def test_seeds_join_other_settings_that_are_given(run):
     def given(*options):
         return run.snakemake_arguments(Path("a.yaml"), ["all"], 2, [0, 1], options)
@@ -75,7 +82,7 @@ def test_seeds_join_other_settings_that_are_given(run):
     joined = ["--config", "seeds=[0,1]", "archive=true", "--", "all"]
     for options in (("--config", "archive=true"), ("-C", "archive=true"), ("--config=archive=true",)):
         assert given(*options)[-5:] == joined
-    assert given("--configfile=b.yaml")[-4:] == ["--config", "seeds=[0,1]", "--", "all"]
+    assert given("--conda-frontend=mamba")[-4:] == ["--config", "seeds=[0,1]", "--", "all"]
 
 
 @pytest.mark.parametrize(

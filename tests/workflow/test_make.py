@@ -43,6 +43,11 @@ def test_results_take_all_processors_whatever_one_process_may(make, variable):
     assert make("results", "CORES=2", **{variable: "1"}).stdout.splitlines().count("2") == 1
 
 
+@pytest.mark.parametrize(("value", "repeated"), [("1", True), ("0", False), ("", False)])
+def test_released_runs_are_repeated_only_where_that_is_asked_for(make, value, repeated):
+    assert ("--repeat" in make("results", f"REPEAT={value}").stdout.splitlines()) == repeated
+
+
 @pytest.mark.parametrize("words", [[], ["rule=my_rules.py:soft_wall"], ["RULE="]])
 def test_a_contract_without_a_rule_is_refused(make, words):
     result = make("contract", *words, TROLL_CONTRACT="clip")

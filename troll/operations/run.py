@@ -62,6 +62,10 @@ def main(
     if not any(Path(name).exists() for name in ("Snakefile", "workflow/Snakefile")):
         raise UserError("run: no Snakefile is here; run this in the root of a checkout")
     count = _cores(cores)
+    if any(re.match("--configfiles?(=|$)", word) for word in options):  # Snakemake would read that one alone
+        raise UserError(
+            f"run: {path} and --configfile: name one experiment file; --config KEY=VALUE changes keys"
+        )
     read_configuration(path)
     rest = snakemake_arguments(path, targets, count, seeds, options, repeat=repeat)
     directory = Path(".snakemake")
