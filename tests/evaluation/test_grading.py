@@ -424,7 +424,10 @@ def test_unusable_samples_are_named(tmp_path, lines, facts):
         grades(tmp_path, "chains")
 
 
-@pytest.mark.parametrize("wrong", [{"prompt": ["1+1?"]}, {"task_id": ["0"]}, {"level": "Level 5"}])
+WRONG = [{"prompt": ["1+1?"]}, {"task_id": ["0"]}, {"level": "Level 5"}, {"answer": None}]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_problems_of_a_model_to_sample_have_a_prompt_of_text(tmp_path, wrong):
     write_jsonl(tmp_path / "problems.jsonl", [chain(0), chain(1) | wrong])
     with refused("problems.jsonl:2", *wrong):
@@ -600,9 +603,17 @@ def test_a_file_as_published_is_read_too(tmp_path, real_data):
 
 @pytest.mark.parametrize("task", ["gsm8k", "math500", "aime24", "omni-math"])
 def test_prompt_and_answer_are_enough(tmp_path, task):
-    write_jsonl(tmp_path / "problems.jsonl", [{"task_id": "a", "prompt": "1+1?", "answer": "2"}])
-    write_jsonl(tmp_path / "samples.jsonl", [{"task_id": "a", "completion": "\\boxed{2}"}])
+    answers = ["2", 3, 4.0, -5]  # a number may be written as one
+    rows = [
+        {"task_id": str(number), "prompt": "?", "answer": answer} for number, answer in enumerate(answers)
+    ]
+    write_jsonl(tmp_path / "problems.jsonl", rows)
+    boxes = [f"\\boxed{{{answer}}}" for answer in (2, 3, 4, -5)]
+    samples = [{"task_id": str(number), "completion": box} for number, box in enumerate(boxes)]
+    write_jsonl(tmp_path / "samples.jsonl", samples)
     assert grades(tmp_path, task)["metrics"] == {"pass@1": 1.0, "official/pass@1": 1.0, "disagreements": 0}
+    loaded = get_task(task).load(tmp_path / "problems.jsonl")
+    assert [problem.answer for problem in loaded] == ["2", "3", "4", "-5"]
 
 
 def test_a_chat_as_published_is_read_too(tmp_path):

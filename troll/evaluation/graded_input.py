@@ -12,9 +12,11 @@ from troll.tasks.datasets.catalogue import DATA_SETS
 from troll.tasks.datasets.load import Loaded, load
 from troll.tasks.registry import get_task
 from troll.tasks.responses import judged_text
-from troll.tasks.types import Problem
+from troll.tasks.types import Problem, Task
 
 _NAMES_SHOWN = 20
+# What converting a row raises that is not one of the data set.
+_NOT_PUBLISHED = (UserError, AttributeError, LookupError, StopIteration, SyntaxError, TypeError, ValueError)
 _GENERATED = "task {task} generates its problems; give {what} with --problems FILE"
 
 
@@ -56,7 +58,8 @@ class Sample:
 def read_problems(task: str, path: Path | None, split: str | None, ids: set[str], samples: Path) -> Data:
     """Returns the problems that the samples answer."""
     if path is not None:
-        rows = [_problem(task, row, path, number) for number, row in enumerate(read_jsonl(path))]
+        of_task = get_task(task)
+        rows = [_problem(of_task, row, path, number) for number, row in enumerate(read_jsonl(path))]
         by_id: dict[str, Mapping[str, Any]] = {}
         for number, row in enumerate(rows):
             task_id = str(row.get("task_id", number))
@@ -83,17 +86,14 @@ def read_problems(task: str, path: Path | None, split: str | None, ids: set[str]
     return _by_number(found, ids, samples)
 
 
-def _problem(task: str, row: dict[str, Any], path: Path, number: int) -> dict[str, Any]:
+def _problem(task: Task, row: Mapping[str, Any], path: Path, number: int) -> Mapping[str, Any]:
     """Returns a row of problems, which may be one of the public data set as published."""
-    key = get_task(task).answer_key
-    if isinstance(row.get("prompt"), str) and key in row:
-        return row
-    if task not in DATA_SETS:
-        raise UserError(
-            f"{path}:{number + 1}: a problem of task {task} needs the fields 'prompt', a text, and {key!r}"
-        )
+    where = f"{path}:{number + 1}"
+    if task.name not in DATA_SETS or (isinstance(row.get("prompt"), str) and task.answer_key in row):
+        return task.checked(row, where)
+    number = int(where.rpartition(":")[2]) - 1
     try:
-        return DATA_SETS[task].convert(row, number).as_row()
+        return DATA_SETS[task.name].convert(row, number).as_row()
     except (
         UserError,
         AttributeError,
@@ -105,7 +105,7 @@ def _problem(task: str, row: dict[str, Any], path: Path, number: int) -> dict[st
     ) as error:
         reason = f"no field {error}" if isinstance(error, KeyError) else str(error)
         raise UserError(
-            f"{path}:{number + 1}: neither a problem, with 'prompt' and {key!r}, nor a row of {task} as "
+            f"{where}: neither a problem, with 'prompt' and {task.answer_key!r}, nor a row of {task.name} as "
             f"published ({reason})"
         ) from None
 

@@ -95,18 +95,32 @@ class Task:
         """The defaults of its settings, by name."""
         return self.model.defaults()
 
+    def checked(self, row: Mapping[str, Any], where: str, needed: tuple[str, ...] = ()) -> Mapping[str, Any]:
+        """Returns a row of problems, with an answer that is a number as text.
+
+        Raises:
+            UserError: a field is missing, or of another type; the message begins with ``where``.
+        """
+        for key in (*needed, "prompt", self.answer_key):
+            if key not in row:
+                raise UserError(f"{where}: no field {key!r} in a problem of task {self.name}")
+        answer = row[self.answer_key]
+        if isinstance(answer, int | float) and not isinstance(answer, bool):
+            answer = str(int(answer)) if isinstance(answer, float) and answer.is_integer() else str(answer)
+            row = {**row, self.answer_key: answer}
+        types = {"task_id": str | int, "prompt": str, self.answer_key: str, "level": int}
+        for key, kind in types.items():
+            if key in row and not isinstance(row[key], kind):
+                wanted = "a whole number" if kind is int else "text"
+                raise UserError(f"{where}: {key!r} is {row[key]!r}; must be {wanted}")
+        return row
+
     def load(self, path: Path) -> list[Problem]:
         """Reads problems from a JSON-lines file with rows as of `Problem.as_row`."""
         problems: list[Problem] = []
         lines: dict[str, int] = {}
-        for number, row in enumerate(read_jsonl(path), start=1):
-            missing = [key for key in ("task_id", "prompt", self.answer_key) if key not in row]
-            if missing:
-                raise UserError(f"{path}:{number}: no field {missing[0]!r} in a problem of task {self.name}")
-            for key, kind in (("task_id", str | int), ("prompt", str), ("level", int)):
-                if not isinstance(row.get(key, 0), kind):
-                    wanted = "a whole number" if kind is int else "text"
-                    raise UserError(f"{path}:{number}: {key!r} is {row[key]!r}; must be {wanted}")
+        for number, read in enumerate(read_jsonl(path), start=1):
+            row = self.checked(read, f"{path}:{number}", ("task_id",))
             if (first := lines.setdefault(row["task_id"], number)) != number:
                 raise UserError(
                     f"{path}:{number}: task_id {row['task_id']!r} is also in line {first}; every problem "
