@@ -37,6 +37,18 @@ def test_results_come_back_in_order_whatever_ends_first():
     assert {execution.status for execution in executions} == {"finished"}
 
 
+@pytest.mark.parametrize(("processes", "at_once"), [(None, 9), ("1", 9), ("4", 3), ("16", 2)])
+def test_processes_on_one_machine_share_its_cores(monkeypatch, processes, at_once):
+    """With more programs than cores, right ones would reach their limits of wall time."""
+    found, run = [], sandbox._run_until_lost
+    monkeypatch.setattr(sandbox, "available_cores", lambda: 8)
+    monkeypatch.setattr(sandbox, "_run_until_lost", lambda *given: found.append(given[2]) or run(*given))
+    if processes is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+    assert values(run_batch([function("def f(x):\n    return x", (1,))])[0]) == [1]
+    assert found == [at_once]
+
+
 def test_no_programs_need_no_sandbox(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert run_batch([]) == []

@@ -74,8 +74,8 @@ def run_batch(
     Args:
         programs: the programs to run.
         limits: limits of programs without their own; default ``Limits()``.
-        workers: how many programs run at a time; default one more than the cores, so that an endless loop
-            does not stall the rest.
+        workers: how many programs run at a time; default one more than this process's share of the cores, so
+            that an endless loop does not stall the rest.
         reduce: turns (index of the program, execution) into what is returned for it, in a thread, while
             others run. So the outputs of a batch are never all in memory.
 
@@ -85,7 +85,7 @@ def run_batch(
         the machine (see `Limits`) with more time. If the sandbox is lost, the programs in flight are tried
         again, each alone in a fresh one; if that is lost, too, the status is ``crash``.
     """
-    workers = workers or available_cores() + 1
+    workers = workers or _share_of_cores() + 1
     own = [program.limits or limits or Limits() for program in programs]
     alone: list[int] = []
     hungry: list[int] = []
@@ -126,6 +126,14 @@ def run_batch(
             if _run_until_lost(programs, own, 1, deque([index]), results.add, results):
                 results.add(index, Execution("crash", detail="took the sandbox down"))
         return [results.found[index].result() for index in range(len(programs))]
+
+
+def _share_of_cores() -> int:
+    """Returns the cores for each process of a run on this machine: those of several GPUs judge at once.
+
+    More programs than cores would reach their limits of wall time.
+    """
+    return max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _was_delayed(execution: Execution) -> bool:
