@@ -198,6 +198,9 @@ def test_another_batch_size_is_no_further_setting_but_its_runs_count(known):
         items = [known.items.assign(experiment=f"e{number}") for number in range(len(tables))]
         return judge([claim(where=GENTLE)], *map(pd.concat, (runs, items)))[0].decision.settings
 
+    float32 = synthetic.record(large, trained, **{"training.mixed_precision": False})
+    (joined,) = settings(small, float32)
+    assert joined.seeds == 6
     (joined,) = settings(small, large)
     assert joined.seeds == 6 and joined.name.startswith("e0 and e1 / ")
     assert len(settings(small, faster)) == 2 == len(settings(small, large, digest_data="0" * 64))
@@ -229,10 +232,16 @@ def test_a_retired_claim_is_listed_with_its_reason_and_counted_nowhere(known):
         ({"training.schedule": [1, 2]}, {"training.schedule": [2, 1]}, False),
         ({}, {"training.schedule": [2, 1]}, True),
         ({"estimator.settings.epsilon": None}, {"estimator.settings.epsilon": 0.1}, True),
+        ({}, {"training.reward": "mine.py:reward"}, False),
+        ({"training.mixed_precision": False}, {}, False),
+        ({}, {"model.initializer_range": 0.1}, False),
+        ({"model.adapter": {"directory": "here", "sha256": "0"}}, {}, False),
+        ({}, {"training.epochs": 20}, True),
+        ({"training.share_prompts": True}, {}, True),
     ],
 )
 def test_runs_are_the_same_that_agree_in_all_settings_but_those_of_watching(known, here, there, same):
-    """What only one of them records, as a later version may, is no disagreement."""
+    """What only one of them records, as a later version may, is no disagreement unless defaults are left out."""
     trained = known.runs["seed"].notna()
     first, second = (synthetic.record(known.runs, trained, **settings) for settings in (here, there))
     both = pd.concat([first, second.assign(experiment="again")], ignore_index=True)

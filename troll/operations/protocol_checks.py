@@ -118,8 +118,8 @@ def check_tuned_in(directory: Path, runs: pd.DataFrame, protocol: Protocol) -> N
         here = flat_settings(resolve(experiment, planned[run_id]).model_dump_json())
         for name in differing(recorded, here):
             raise UserError(
-                f"{directory}: run {run_id}: {name} is {recorded[name]!r} there, and {here[name]!r} in the "
-                "protocol; tuned_in needs the same settings"
+                f"{directory}: run {run_id}: {name} is {recorded.get(name)!r} there, and {here.get(name)!r} "
+                "in the protocol; tuned_in needs the same settings"
             )
 
 

@@ -14,13 +14,26 @@ from typing import Any
 
 import pandas as pd
 
+from troll.experiment.run_config import PretrainedOfRun, ScratchModelOfRun
+from troll.experiment.settings import Training
+
 WATCHING = ("validate_every", "checkpoint_every", "checkpoints_kept")
 """Training settings that do not affect its numbers."""
 BATCH_SIZE = (
     *("prompts_per_batch", "responses_per_prompt", "mini_batches", "micro_batches", "micro_batch_tokens"),
-    "gpus",
+    *("gpus", "mixed_precision"),
 )
 """Training settings that make one setting of several: how much is sampled at a time, and on what machine."""
+_ROUNDING = ("epochs", "share_prompts", "gradient_checkpointing")
+"""Training settings that are left out at their defaults and change nothing but rounding; rollout_batches has
+what epochs leave."""
+_LEFT_OUT = tuple(
+    f"{block}/{name}"
+    for block, model in (("training", Training), ("model", ScratchModelOfRun), ("model", PretrainedOfRun))
+    for name, field in model.model_fields.items()
+    if field.exclude_if is not None and name not in _ROUNDING
+)
+"""Settings that runs record only if they are not the default: a run that lacks one has its default."""
 _DATA = ("digest_data", "digest_test_data")
 _DIGESTS = (*_DATA, "digest_base_model")
 
@@ -47,8 +60,18 @@ def settings_by(runs: pd.DataFrame, names: list[str]) -> Iterator[tuple[tuple[An
 
 
 def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Returns names of the settings that both record with different values, sorted."""
-    return sorted(name for name in first.keys() & second.keys() if first[name] != second[name])
+    """Returns names of the settings that both record with different values, or only one at all, sorted.
+
+    Others that only one records are of a later version, and not compared.
+    """
+    alone = {name for name in first.keys() ^ second.keys() if _of(name, _LEFT_OUT)}
+    both = {name for name in first.keys() & second.keys() if first[name] != second[name]}
+    return sorted(both | alone)
+
+
+def _of(name: str, settings: Iterable[str]) -> bool:
+    """Returns whether a name is one of these settings, or in one that is a block."""
+    return any(name == setting or name.startswith(f"{setting}/") for setting in settings)
 
 
 def same_but_for_batches(first: pd.DataFrame, second: pd.DataFrame) -> bool:
