@@ -356,3 +356,25 @@ def test_a_processor_of_images_is_read_as_its_tokenizer_where_there_is_only_text
         trainer.train()
         ended.append(parameters(trainer))
     torch.testing.assert_close(ended[0], ended[1], rtol=0, atol=0)
+
+
+class UnderDeepSpeed(TrustRegionTrainer):
+    """As if accelerate had been started with DeepSpeed."""
+
+    def create_accelerator_and_postprocess(self):
+        super().create_accelerator_and_postprocess()
+        self.is_deepspeed_enabled = True
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"micro_batch_tokens": 60}, "micro_batch_tokens"),
+        ({"estimator": "gae", "critic": {}}, "critic"),
+        ({"trust_region": "kl-stop"}, "'kl-stop'"),
+    ],
+)
+def test_what_deepspeed_would_get_wrong_is_refused(make, options, named):
+    make(UnderDeepSpeed, trust_region="clip")
+    with refused(named, "DeepSpeed"):
+        make(UnderDeepSpeed, **{"trust_region": "troll", **options})

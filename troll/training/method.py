@@ -186,3 +186,21 @@ def check_rollouts(args: Any, method: Method, dataset: Any) -> None:
         )
     if method.dynamic_sampling and isinstance(dataset, IterableDataset):
         raise UserError("dynamic sampling draws additional prompts and needs a dataset with a length")
+
+
+def check_deepspeed(args: Any, method: Method, *, stops: bool) -> None:
+    """Rejects what DeepSpeed would get wrong: it takes an optimiser step in each backward pass of a step.
+
+    Args:
+        args: a `TrustRegionConfig`.
+        method: what it resolves to.
+        stops: whether the trust region may end the updates on a rollout batch early.
+    """
+    problems = {
+        "micro_batch_tokens: each part of a mini-batch would be an optimiser step": args.micro_batch_tokens,
+        "critic: accelerate runs one model with DeepSpeed, and this would be a second": method.critic,
+        f"trust_region {method.rule.name!r}: updates could not be skipped": stops,
+    }
+    for problem, found in problems.items():
+        if found:
+            raise UserError(f"{problem} with DeepSpeed; use FSDP, or leave it out")

@@ -40,7 +40,7 @@ from troll.training.entropy_bonus import EntropyBonus
 from troll.training.head import add_position_ids, add_sparse_lm_head
 from troll.training.learning_signal import LearningSignal
 from troll.training.live_options import LiveOptions
-from troll.training.method import check_rollouts
+from troll.training.method import check_deepspeed, check_rollouts
 from troll.training.policies import LOG_PROBS, NewPolicy, OldPolicy, without_old_policy
 from troll.training.policy_lag import PolicyLag
 from troll.training.policy_loss import PolicyLoss
@@ -98,6 +98,8 @@ class TrustRegionTrainer(LiveOptions, ScoringTrainer):
         self.record_rewards()
         base = self._prepare_model()
         self.trust_region = TrustRegion(self.method.rule, self.method.rule_settings)
+        if self.is_deepspeed_enabled:
+            check_deepspeed(self.args, self.method, stops=self.trust_region.may_stop)
         self.estimator = self._make_estimator()
         self.diagnostics, self.constraint_check = Diagnostics(self.accelerator), ConstraintCheck()
         self.trl_metrics = TrlMetrics(self.trust_region, self.accelerator)
