@@ -241,7 +241,7 @@ def test_a_retired_claim_is_listed_with_its_reason_and_counted_nowhere(known):
     ],
 )
 def test_runs_are_the_same_that_agree_in_all_settings_but_those_of_watching(known, here, there, same):
-    """What only one of them records, as a later version may, is no disagreement unless defaults are left out."""
+    """What only one records, as a later version may, is no disagreement unless defaults are left out."""
     trained = known.runs["seed"].notna()
     first, second = (synthetic.record(known.runs, trained, **settings) for settings in (here, there))
     both = pd.concat([first, second.assign(experiment="again")], ignore_index=True)

@@ -144,8 +144,8 @@ def _cut(verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
 
 def _rates_sequence(directory: Path, runs: pd.DataFrame) -> Iterator[str]:
     """Yields the first two tests of a fixed sequence: mean height of the curve, at either learning rate."""
-    own = runs[runs["experiment"] == directory.name]
     for test, difference, answer in sequence_tests(directory):
+        own = runs[runs["experiment"] == directory.name]
         at_rate = own[own["condition"].isin([test["condition"], ""])]
         share = at_rate[
             (at_rate["metric"] == "summary/mean/clip_fraction") & (at_rate["trust_region"] == "clip")
