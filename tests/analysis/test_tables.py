@@ -150,6 +150,7 @@ def test_comparison_puts_two_methods_side_by_side(known):
     assert gentle["seeds"] == 3 and gentle["reading"] == "higher"
     heights = [row_where(main, condition="gentle", trust_region=name)["auc"] for name in ("clip", "troll")]
     assert [gentle["baseline_auc"], gentle["auc"]] == heights and all(height > 0 for height in heights)
+    assert comparison_table(main[~main["trust_region"].isin(["clip", "troll"])]).empty
     alone = comparison_table(main[main["trust_region"] != "troll"])
     assert set(alone["status"]) == {"not run"} and alone["difference"].isna().all()
 

@@ -121,7 +121,7 @@ def comparison_table(main: pd.DataFrame) -> pd.DataFrame:
     }
     of_main = _not_run(main)
     notes = [note for note in main.attrs.get("notes", []) if note not in of_main]
-    frame.attrs["notes"] = [*notes, *_not_run(frame)]
+    frame.attrs["notes"] = [*notes, *(_not_run(frame) if rows else ())]
     return frame
 
 
