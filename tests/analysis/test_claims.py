@@ -235,6 +235,8 @@ def test_a_retired_claim_is_listed_with_its_reason_and_counted_nowhere(known):
         ({}, {"training.reward": "mine.py:reward"}, False),
         ({"training.mixed_precision": False}, {}, False),
         ({}, {"model.initializer_range": 0.1}, False),
+        ({}, {"model.hub": None, "model.supervised": {"steps": 700}}, True),
+        ({"model.wheel": {"a": 1}}, {"model.wheel": {"a": 1}, "model.supervised": {"steps": 9}}, False),
         ({"model.adapter": {"directory": "here", "sha256": "0"}}, {}, False),
         ({}, {"training.epochs": 20}, True),
         ({"training.share_prompts": True}, {}, True),

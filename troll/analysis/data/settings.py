@@ -27,13 +27,17 @@ BATCH_SIZE = (
 _ROUNDING = ("epochs", "share_prompts", "gradient_checkpointing")
 """Training settings that are left out at their defaults and change nothing but rounding; rollout_batches has
 what epochs leave."""
-_LEFT_OUT = tuple(
-    f"{block}/{name}"
-    for block, model in (("training", Training), ("model", ScratchModelOfRun), ("model", PretrainedOfRun))
-    for name, field in model.model_fields.items()
-    if field.exclude_if is not None and name not in _ROUNDING
-)
-"""Settings that runs record only if they are not the default: a run that lacks one has its default."""
+_LEFT_OUT = {
+    pretrained: tuple(
+        f"{block}/{name}"
+        for block, model in (("training", Training), ("model", of_model))
+        for name, field in model.model_fields.items()
+        if field.exclude_if is not None and name not in _ROUNDING
+    )
+    for pretrained, of_model in ((False, ScratchModelOfRun), (True, PretrainedOfRun))
+}
+"""By whether the model is pretrained: settings that runs record only if they are not the default, so that a
+run that lacks one has its default."""
 _DATA = ("digest_data", "digest_test_data")
 _DIGESTS = (*_DATA, "digest_base_model")
 
@@ -62,11 +66,24 @@ def settings_by(runs: pd.DataFrame, names: list[str]) -> Iterator[tuple[tuple[An
 def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Returns names of the settings that both record with different values, or only one at all, sorted.
 
-    Others that only one records are of a later version, and not compared.
+    Others that only one records are of a later version, and not compared; null says no more than nothing.
     """
-    alone = {name for name in first.keys() ^ second.keys() if _of(name, _LEFT_OUT)}
+    left_out = _LEFT_OUT[_pretrained(first) or _pretrained(second)]
+    alone = {
+        name
+        for name in first.keys() ^ second.keys()
+        if _of(name, left_out) and {**first, **second}[name] is not None
+    }
     both = {name for name in first.keys() & second.keys() if first[name] != second[name]}
     return sorted(both | alone)
+
+
+def _pretrained(settings: Mapping[str, Any]) -> bool:
+    """Returns whether a run's model is of the hub or from a wheel; only such a one has an adapter."""
+    return any(
+        _of(name, ("model/hub", "model/wheel", "model/adapter")) and settings[name] is not None
+        for name in settings
+    )
 
 
 def _of(name: str, settings: Iterable[str]) -> bool:
