@@ -19,7 +19,7 @@ from troll.analysis.render.html import write_page
 from troll.analysis.report.document import Run, foreign, report, spans
 from troll.analysis.report.index import index
 from troll.analysis.report.make import make_figure, make_table
-from troll.analysis.report.questions import QUESTIONS, answer, behind, heading, opening_figure
+from troll.analysis.report.questions import OTHERS, QUESTIONS, answer, behind, heading, opening_figure
 from troll.common.files import read_json, write_json
 from troll.experiment.published.ledger import read_ledger
 
@@ -276,6 +276,12 @@ def test_the_list_of_results_asks_answers_and_says_how_to_make_them(tmp_path):
         "evaluation by math-verify accepts 11 to 57 % of near misses |  | `make audit` |",
         "| [Mine](mine/README.md) | `mine` | 2 (2 seeds) |  |",
     ]
+
+
+def test_one_seed_makes_no_difference_clear(tmp_path):
+    readings = ["higher", "lower", "no clear difference", "one seed only"]
+    pd.DataFrame({"reading": readings}).to_csv(tmp_path / "comparisons.csv")
+    assert OTHERS["statistics"].answer(tmp_path).startswith("2 of 4 differences are clear")
 
 
 def test_every_released_directory_has_a_question_that_one_of_its_claims_answers():

@@ -106,6 +106,31 @@ def only_writer(directory: Path) -> Iterator[bool]:
         os.close(handle)
 
 
+def is_locked(path: Path, kind: int) -> bool | None:
+    """Returns whether another open file stands in the way of a lock of ``path``.
+
+    Args:
+        path: of the file; nothing locks one that does not exist.
+        kind: of the lock, which is released at once: ``fcntl.LOCK_SH`` or ``fcntl.LOCK_EX``.
+
+    Returns:
+        None if the file system does not support locks.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+    return False
+
+
 def unwritable(directory: Path) -> Path | None:
     """Returns the first path that cannot be written, or None.
 

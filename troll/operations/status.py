@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from troll.common.files import LOCK, parse_json
+from troll.common.files import LOCK, is_locked, parse_json
 from troll.common.progress import clock
 from troll.experiment.experiment import BASE, Experiment, Run
 from troll.operations.outputs import reusable_runs
@@ -95,20 +95,8 @@ def _wall_s(row: dict[str, Any]) -> float | None:
 
 def is_held(directory: Path) -> bool | None:
     """Whether a process holds the lock of a directory; None if the file system does not support locks."""
-    try:
-        handle = os.open(directory / LOCK, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        # A shared lock, released at once, does not block other readers, and a writer only for an instant.
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return None
-    finally:
-        os.close(handle)
-    return False
+    # A shared lock, released at once, does not block other readers, and a writer only for an instant.
+    return is_locked(directory / LOCK, fcntl.LOCK_SH)
 
 
 def _error_in(log: Path) -> str:

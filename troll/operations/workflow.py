@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from troll.common.errors import UserError
+from troll.common.files import is_locked
 from troll.common.progress import clock, say
 from troll.operations.progress_line import SWITCH
 
@@ -43,19 +44,7 @@ def mark_running() -> None:
 
 def is_running() -> bool:
     """Whether a Snakemake works in this directory; false where the file system has no locks."""
-    try:
-        handle = os.open(_ALIVE, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-    return False
+    return bool(is_locked(_ALIVE, fcntl.LOCK_EX))
 
 
 def in_checkout(command: str) -> None:
