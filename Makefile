@@ -6,8 +6,8 @@ SHELL := bash
 
 VENV ?= .venv
 PYTHON ?= python3
-# nproc honours OMP_NUM_THREADS, which clusters and shells set for the threads of one process.
-CORES ?= $(shell env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc 2>/dev/null || sysctl -n hw.ncpu)
+# Runs at a time: a number, or all, which is what this machine or a container's limit allows.
+CORES ?= all
 EXPERIMENT ?= workflow/config/testbed.yaml
 # A trust region of your own, for `make contract`: FILE.py:NAME.
 RULE ?=

@@ -203,3 +203,32 @@ def test_locks_of_other_users_in_tmp_hinder_nobody(tmp_path, monkeypatch, readab
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert require_gpus(1, "--gpus") == 1 and os.environ["CUDA_VISIBLE_DEVICES"] == taken
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limits"),
+    [
+        ("0::/", {"cpu.max": "150000 100000"}, [1.5]),  # in a container with a group namespace
+        ("0::/a/b", {"a/cpu.max": "200000 100000", "a/b/cpu.max": "max 100000"}, [2]),
+        ("0::/host/path", {"cpu.max": "400000 100000"}, [4]),  # the host's path, not visible here
+        ("4:cpu,cpuacct:/x", {"cpu/x/cpu.cfs_quota_us": "50000", "cpu/x/cpu.cfs_period_us": "100000"}, [0.5]),
+        ("4:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, []),
+        ("4:cpuset:/x\n0::/", {}, []),
+        ("0::/", {"cpu.max": "nonsense"}, []),
+    ],
+)
+def test_limits_of_control_groups(groups, files, limits, tmp_path):
+    for name, text in (
+        {"proc/self/cgroup": groups} | {f"sys/fs/cgroup/{k}": v for k, v in files.items()}
+    ).items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    assert list(processor._cgroup_limits(tmp_path)) == limits
+
+
+@pytest.mark.parametrize(("limits", "cores"), [([], 8), ([2.5, 4], 3), ([0.2], 1), ([64], 8)])
+def test_a_limit_lowers_the_number_of_cores(limits, cores, monkeypatch):
+    monkeypatch.setattr(processor.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(processor, "_cgroup_limits", lambda: iter(limits))
+    assert processor.available_cores() == cores

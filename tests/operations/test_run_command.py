@@ -15,6 +15,8 @@ from refusals import refused
 from typer.testing import CliRunner
 
 from troll.cli.app import app
+from troll.cli.options import core_count
+from troll.common.errors import UserError
 from troll.common.files import read_json
 from troll.common.processor import available_cores
 from troll.experiment.files import read_experiment
@@ -34,7 +36,7 @@ def run(repository, tmp_path, monkeypatch):
 
 
 def make(program):
-    program.main(Path("testbed.yaml"), cores="2")
+    program.main(Path("testbed.yaml"), cores=2)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_an_error_in_the_file_comes_before_the_first_look(run, monkeypatch):
 @pytest.mark.parametrize("options", [["--configfile", "b.yaml"], ["-n", "--configfile=b.yaml"]])
 def test_a_second_experiment_file_is_refused(run, options):
     with refused("testbed.yaml", "--configfile"):
-        run.main(Path("testbed.yaml"), cores="2", options=options)
+        run.main(Path("testbed.yaml"), cores=2, options=options)
     assert not run.asked
 
 
@@ -132,7 +134,7 @@ def test_a_request_to_end_is_handed_on_to_snakemake(monkeypatch):
 
 
 def test_cores_are_read_as_snakemake_reads_them(run):
-    assert (run._cores("3"), run._cores("all")) == (3, available_cores())
+    assert (core_count("3"), core_count("all")) == (3, available_cores())
 
 
 def test_what_snakemake_says_of_a_leftover_lock_is_handed_on(run, monkeypatch):
@@ -173,9 +175,12 @@ def test_caches_lie_here_where_no_home_can_be_written(run, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("cores", ["-1", "0", "abc", "2.5", ""])
-def test_cores_that_are_none_are_refused(run, cores):
-    with refused("--cores", repr(cores), "all"):
-        run.main(Path("testbed.yaml"), cores=cores)
+@pytest.mark.parametrize("command", ["run", "rehearse", "rank"])
+def test_cores_that_are_none_are_refused(run, command, cores, repository):
+    words = [command, str(repository / "workflow/config/testbed.yaml"), f"--cores={cores}"]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, UserError), result.output
+    assert all(part in str(result.exception) for part in ("--cores", repr(cores), "all"))
     assert not Path(".snakemake").exists() and not run.asked
 
 

@@ -16,11 +16,11 @@ from troll.analysis.data.archive import append_run
 from troll.common.files import only_writer
 from troll.common.numerics import NUMERICS
 from troll.experiment.experiment import resolve, resolve_base
-from troll.experiment.files import parse_experiment, read_experiment
+from troll.experiment.files import parse_experiment, read_experiment, write_run_file
 from troll.experiment.keys import planned_keys
 from troll.experiment.settings import Suite
 from troll.operations.slurm_queue import comments_of, read_queue
-from troll.operations.status import RunStatus, is_held, show, status_of, with_queue
+from troll.operations.status import RunStatus, is_held, show, status_of, with_changes, with_queue
 from troll.operations.time_left import TimeLeft, time_left
 
 RUN = "tiny/chains/{}/grpo/stale/seed0"
@@ -119,6 +119,53 @@ def test_a_run_goes_from_missing_to_done(experiment, results):
     assert of(status_of(experiment, results), "clip").state == "trained"
     write_run(results, "clip", steps=8, manifest=True, grades=True)
     assert of(status_of(experiment, results), "clip").state == "done"
+
+
+def change(experiment, **changes):
+    """The experiment with its file's contents changed: keys are dotted names, with `__` for the dots."""
+    data = experiment.model_dump(exclude_unset=True)
+    for name, value in changes.items():
+        *path, last = name.split("__")
+        place = data
+        for key in path:
+            place = place[key]
+        place[last] = value
+    return parse_experiment(data, "changed.yaml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"training__temperature": 0.5}, "training.temperature was 1.0, is now 0.5"),
+        ({"trust_regions__troll__settings": {"kl_bound": 0.25}}, "trust_region.settings.kl_bound was 0.05"),
+        ({"models__tiny__layers": 3}, "model.layers was 1, is now 3"),
+        ({"tasks__chains__settings": {"operations": [2]}}, "task.settings.operations was"),
+        ({"tasks__chains__validate_on": {"gsm8k": 2}}, "validate_on was null"),
+    ],
+)
+def test_a_run_of_another_version_of_the_file_is_missing(experiment, results, changes, words):
+    directory = write_run(results, "troll", steps=8, manifest=True, grades=True)
+    (run,) = (run for run in experiment.runs() if run.run_id == RUN.format("troll"))
+    write_run_file(directory / "run.yaml", resolve(experiment, run))
+
+    def found(file):
+        return of(with_changes(status_of(file, results), file, results), "troll")
+
+    assert found(experiment) == RunStatus(RUN.format("troll"), "done", 8, 8)
+    status = found(change(experiment, **changes))
+    assert (status.state, status.step) == ("missing", 0)
+    assert status.reason.startswith(words)
+    assert status.reason.endswith("; the workflow makes it again")
+    with only_writer(directory):
+        (directory / "manifest.json").unlink()
+        assert found(change(experiment, **changes)).state == "running", "a process is training it"
+
+
+def test_a_damaged_run_file_hides_nothing(experiment, results):
+    directory = write_run(results, "troll", steps=8, manifest=True, grades=True)
+    for damaged in ("a: [", "- 1", "\udcff".encode("utf-8", "surrogateescape")):
+        (directory / "run.yaml").write_bytes(damaged if isinstance(damaged, bytes) else damaged.encode())
+        assert of(with_changes(status_of(experiment, results), experiment, results), "troll").state == "done"
 
 
 def test_a_living_run_has_its_step_and_the_time_left(experiment, results):

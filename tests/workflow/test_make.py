@@ -23,7 +23,6 @@ def make(repository, tmp_path):
     for name, text in (
         (".venv/bin/python", 'echo "TROLL_CONTRACT=$TROLL_CONTRACT"; printf "%s\\n" "$@"'),
         (".venv/bin/troll", 'printf "%s\\n" "$@"'),
-        ("bin/nproc", 'echo "${OMP_NUM_THREADS:-${OMP_THREAD_LIMIT:-7}}"'),
     ):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,11 +35,10 @@ def make(repository, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "OMP_THREAD_LIMIT"])
-def test_results_take_all_processors_whatever_one_process_may(make, variable):
-    said = make("results", **{variable: "1"}).stdout.splitlines()
-    assert said[said.index("--cores") + 1] == "7"
-    assert make("results", "CORES=2", **{variable: "1"}).stdout.splitlines().count("2") == 1
+@pytest.mark.parametrize(("given", "cores"), [((), "all"), (("CORES=2",), "2")])
+def test_results_take_all_cores_or_those_that_are_given(make, given, cores):
+    said = make("results", *given).stdout.splitlines()
+    assert said[said.index("--cores") + 1] == cores
 
 
 @pytest.mark.parametrize(("value", "repeated"), [("1", True), ("0", False), ("", False)])

@@ -1,5 +1,6 @@
 """Options that several commands share, and readers of their values."""
 
+import contextlib
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -9,8 +10,21 @@ from pydantic import BaseModel
 from troll.common.errors import UserError
 from troll.common.explain import validated
 from troll.common.files import read_json, read_yaml
+from troll.common.processor import available_cores
 
 _ADDED = (".csv", ".md", ".tex", ".json", ".png", ".svg", ".pdf")
+
+
+def core_count(text: str) -> int:
+    """Returns the number that ``--cores`` asks for."""
+    if text == "all":
+        return available_cores()
+    with contextlib.suppress(ValueError):
+        if (count := int(text)) > 0:
+            return count
+    raise UserError(
+        f"--cores: must be a positive integer or all, as in `make results CORES=2` (got {text!r})"
+    )
 
 
 def without_suffix(path: Path | None) -> Path | None:
@@ -28,7 +42,7 @@ ProtocolFile = Annotated[Path, typer.Argument(help="file of a protocol: rules, t
 ResultsRoot = Annotated[Path, typer.Option("--results", help="directory with the results of each experiment")]
 DEFAULT_RESULTS = Path("results")
 Only = Annotated[list[str] | None, typer.Option(help="a group of runs; may be repeated")]
-Cores = Annotated[int, typer.Option(help="CPU cores; 0 for all", min=0)]
+Cores = Annotated[str, typer.Option("--cores", "-c", help="number of CPU cores, or all")]
 
 Results = Annotated[Path, typer.Option(help="directory with tidy/ and plan.json")]
 Formats = Annotated[

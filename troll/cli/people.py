@@ -10,9 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from troll.cli.options import DEFAULT_RESULTS, Cores, File, Only, ResultsRoot, seed_list
+from troll.cli.options import DEFAULT_RESULTS, Cores, File, Only, ResultsRoot, core_count, seed_list
 from troll.common.errors import UserError
-from troll.common.processor import available_cores
 
 app = typer.Typer()
 
@@ -39,7 +38,7 @@ def run(
             help="an experiment file (default: testbed.yaml), then options of Snakemake",
         ),
     ] = None,
-    cores: Annotated[str, typer.Option("--cores", "-c", help="number of CPU cores, or all")] = "all",
+    cores: Cores = "all",
     seeds: Annotated[str | None, typer.Option(help="seeds instead of the file's: 0,1,2")] = None,
     repeat: Annotated[
         bool, typer.Option("--repeat", help="also make the runs again that results/released has")
@@ -61,7 +60,7 @@ def run(
     main(
         Path(experiment),
         context.meta["targets"] or ["all"],
-        cores=cores,
+        cores=core_count(cores),
         seeds=None if seeds is None else seed_list(seeds),
         repeat=repeat,
         options=options,
@@ -158,7 +157,7 @@ def rehearse(
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="only check sources, partitions and figures")
     ] = False,
-    cores: Cores = 0,
+    cores: Cores = "all",
     profile: Annotated[
         Path, typer.Option(help="Snakemake profile with the partitions that jobs must fit")
     ] = Path("workflow/profiles/slurm"),
@@ -183,7 +182,7 @@ def rehearse(
         full=full,
         keep=keep,
         plan_only=plan_only,
-        cores=cores or available_cores(),
+        cores=core_count(cores),
         profile=profile,
     )
     if failed(checks):
@@ -215,15 +214,16 @@ def status(
     """Show the states of an experiment's runs.
 
     A run is done, running (with step and remaining time), pending (with SLURM's reason), failed (with reason
-    and log), stopped, trained or missing. Many runs are counted by group and state. This reads files, and
-    asks `squeue` if there is one.
+    and log), stopped, trained or missing. A run that was made with other settings than the file has now is
+    missing: the workflow makes it again. Many runs are counted by group and state. This reads files, and asks
+    `squeue` if there is one.
 
     Example: troll status workflow/config/testbed.yaml --watch
     """
     from troll.common.progress import clock
     from troll.experiment.files import read_experiment
     from troll.operations.slurm_queue import read_queue
-    from troll.operations.status import show, status_of, with_queue
+    from troll.operations.status import show, status_of, with_changes, with_queue
     from troll.operations.time_left import time_left
 
     planned = read_experiment(experiment)
@@ -232,6 +232,7 @@ def status(
 
     def lines() -> list[str]:
         found, queue = status_of(planned, results, only or []), read_queue()
+        found = with_changes(found, planned, results, only or [])
         shown = show(with_queue(found, queue), planned.experiment, planned.groups(), every=runs)
         left = time_left(planned, results, found)
         if left is not None and left.runs:

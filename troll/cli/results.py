@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from troll.cli.options import Cores, Gpus, Out, Task, read_mapping
+from troll.cli.options import Cores, Gpus, Out, Task, core_count, read_mapping
 from troll.common.errors import UserError
 
 app = typer.Typer()
@@ -67,7 +67,7 @@ def rank(
     repeat: Annotated[
         bool, typer.Option("--repeat", help="also make the runs of PROTOCOL again that results/released has")
     ] = False,
-    cores: Cores = 0,
+    cores: Cores = "all",
 ) -> None:
     """Compare your own trust region with clip, or run a whole protocol.
 
@@ -87,14 +87,14 @@ def rank(
             raise UserError(f"rank: {what} is a protocol; --space and --protocol go with a rule")
         from troll.operations.leaderboard import run_protocol
 
-        lines = [run_protocol(Path(what), cores, repeat=repeat)]
+        lines = [run_protocol(Path(what), core_count(cores), repeat=repeat)]
     else:
         if repeat:
             raise UserError("rank: --repeat makes the runs of a protocol again: troll rank PROTOCOL.yaml")
         from troll.operations.rank import PROTOCOL
         from troll.operations.rank import rank as rank_rule
 
-        lines = rank_rule(what, space or (), protocol or PROTOCOL, cores)
+        lines = rank_rule(what, space or (), protocol or PROTOCOL, cores=core_count(cores))
     for line in lines:
         typer.echo(line)
 

@@ -1,11 +1,13 @@
 """Settings of processor, memory and libraries to make before torch and numpy are imported."""
 
 import ctypes
+import math
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 # ATen, oneDNN and MKL use the same AVX2 code on all processors that have AVX2: wider vectors are summed in a
 # different order, and training amplifies differences in the last bit.
@@ -86,10 +88,40 @@ def processor_name() -> str:
 
 
 def available_cores() -> int:
-    """Returns the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Returns the number of cores that this process may use, as set by affinity and a container's limit."""
+    # There is no affinity on macOS.
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([count, *map(math.ceil, _cgroup_limits())]))
+
+
+def _cgroup_limits(root: Path = Path("/")) -> Iterator[float]:
+    """Yields the processor time, in cores, that control groups of version 1 or 2 leave this process."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        # In a container the path may be that of the host, with only the top visible.
+        for place in {top, *(top / part for part in _with_parents(group))}:
+            try:
+                if controllers:
+                    names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+                    quota, period = ((place / name).read_text().strip() for name in names)
+                else:
+                    quota, period = (place / "cpu.max").read_text().split()
+                if quota not in ("max", "-1"):
+                    yield int(quota) / int(period)
+            except (OSError, ValueError, ZeroDivisionError):
+                continue
+
+
+def _with_parents(group: str) -> list[PurePosixPath]:
+    path = PurePosixPath(group.lstrip("/"))
+    return [path, *path.parents]
 
 
 def arithmetic() -> dict[str, str | None]:

@@ -25,7 +25,6 @@ from troll.analysis.render.formats import write_table
 from troll.analysis.render.style import write_figure
 from troll.common.errors import UserError
 from troll.common.files import write_text
-from troll.common.processor import available_cores
 from troll.common.progress import say
 from troll.experiment.directories import RESULTS, results_directory
 from troll.experiment.files import parse_experiment
@@ -33,7 +32,7 @@ from troll.operations import workflow
 from troll.operations.protocol_checks import check_tuned_in, checked_protocol
 
 
-def run_protocol(protocol: Path, cores: int = 0, *, repeat: bool = False) -> str:
+def run_protocol(protocol: Path, cores: int, *, repeat: bool = False) -> str:
     """Runs all rounds of trials and the fresh seeds, makes the board; returns its first contrast in words.
 
     Runs that are finished here are not repeated, and neither, without ``repeat``, are those in the tables in
@@ -44,11 +43,11 @@ def run_protocol(protocol: Path, cores: int = 0, *, repeat: bool = False) -> str
     known = checked_protocol(protocol)
     if repeat:
         known = known.model_copy(update={"experiment": known.experiment | {"repeat": True}})
-    out, count = RESULTS / known.name, cores or available_cores()
+    out = RESULTS / known.name
     files = out / "experiments"
-    tried = run_rounds(known, files, count, protocol)
+    tried = run_rounds(known, files, cores, protocol)
     best = inputs.choose(inputs.trial_scores(read_rounds(tried, known), known), known)
-    finals = run_fresh(known, best, files, count, protocol)
+    finals = run_fresh(known, best, files, cores, protocol)
     outcome = make_board(protocol, tried, finals, out)
     write_text(out / "protocol.yaml", protocol.read_text(encoding="utf-8"))
     say(f"the board: {out / 'board.md'}")

@@ -19,7 +19,6 @@ from troll.analysis.leaderboard.inputs import choose, trial_scores
 from troll.analysis.leaderboard.protocol import Protocol, trials_experiment
 from troll.analysis.render.formats import listed
 from troll.common.errors import UserError, nearest
-from troll.common.processor import available_cores
 from troll.common.progress import say
 from troll.common.strict_yaml import parse_yaml
 from troll.common.user_files import names_a_file
@@ -36,7 +35,7 @@ _OWN = "own_rule"
 _FAILED = re.compile(r"^FAILED \S+?::(\w+)", re.MULTILINE)
 
 
-def rank(rule: str, space: Sequence[str] = (), protocol: Path = PROTOCOL, cores: int = 0) -> list[str]:
+def rank(rule: str, space: Sequence[str] = (), protocol: Path = PROTOCOL, *, cores: int) -> list[str]:
     """Compares the user's trust region with the tuned baseline; returns what came out as lines.
 
     ``rule`` is a file and a function, ``my_rules.py:soft_wall``; each item of ``space`` a setting and the
@@ -57,13 +56,13 @@ def rank(rule: str, space: Sequence[str] = (), protocol: Path = PROTOCOL, cores:
     _check_contract(rule)  # last, because it takes longest
     say(f"{rule}: passes the contract's tests")
 
-    root, count = RESULTS / f"{others.name}-{name}", cores or available_cores()
-    own = read_rounds(run_rounds(known, root, count, protocol, name), known)
+    root = RESULTS / f"{others.name}-{name}"
+    own = read_rounds(run_rounds(known, root, cores, protocol, name), known)
     best = choose(trial_scores(own, known, name), known)
     for (task, _), trial in best.items():
         settings = f", {trial.described}" if trial.settings else ""
         say(f"{task}: best at learning rate {trial.learning_rate:g}{settings}")
-    run_fresh(known, best, root, count, protocol, name)
+    run_fresh(known, best, root, cores, protocol, name)
     finals = own_rule.read_finals(RESULTS, known, name, list(known.experiment["tasks"]))
     tuning = read_rounds(own_rule.tuning_directories(RESULTS, others), others)
     runs, notes = concatenated([tuning, own], RUN_COLUMNS), own_rule.notes(finals)

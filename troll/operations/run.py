@@ -4,7 +4,6 @@ A killed Snakemake leaves its lock behind. To tell such a leftover from a run th
 a file lock, which the operating system releases when its process ends.
 """
 
-import contextlib
 import fcntl
 import os
 import re
@@ -17,7 +16,6 @@ from pathlib import Path
 
 from troll.common.errors import UserError
 from troll.common.hub import MIRROR
-from troll.common.processor import available_cores
 from troll.common.progress import say
 from troll.experiment.directories import RELEASED, RESULTS
 from troll.experiment.files import read_configuration, read_experiment
@@ -34,22 +32,11 @@ _DRY_RUN = re.compile(r"-[A-Za-z]*n[A-Za-z]*|--dry-?run")
 """Snakemake's dry run, alone or among other one-letter options."""
 
 
-def _cores(text: str) -> int:
-    if text == "all":
-        return available_cores()
-    with contextlib.suppress(ValueError):
-        if (count := int(text)) > 0:
-            return count
-    raise UserError(
-        f"--cores: must be a positive integer or all, as in `make results CORES=2` (got {text!r})"
-    )
-
-
 def main(
     path: Path,
     targets: Sequence[str] = ("all",),
     *,
-    cores: str = "all",
+    cores: int,
     seeds: Sequence[int] | None = None,
     repeat: bool = False,
     options: Sequence[str] = (),
@@ -61,13 +48,12 @@ def main(
     """
     if not any(Path(name).exists() for name in ("Snakefile", "workflow/Snakefile")):
         raise UserError("run: no Snakefile is here; run this in the root of a checkout")
-    count = _cores(cores)
     if any(re.match("--configfiles?(=|$)", word) for word in options):  # Snakemake would read that one alone
         raise UserError(
             f"run: {path} and --configfile: name one experiment file; --config KEY=VALUE changes keys"
         )
     read_configuration(path)
-    rest = snakemake_arguments(path, targets, count, seeds, options, repeat=repeat)
+    rest = snakemake_arguments(path, targets, cores, seeds, options, repeat=repeat)
     directory = Path(".snakemake")
     keep_caches(directory / "cache")
     handle = acquire_lock(directory)

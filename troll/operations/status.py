@@ -17,6 +17,7 @@ from typing import Any, Literal
 from troll.common.files import LOCK, is_locked, parse_json
 from troll.common.progress import clock
 from troll.experiment.experiment import BASE, Experiment, Run
+from troll.operations.changed_settings import changed_setting
 from troll.operations.outputs import reusable_runs
 from troll.operations.slurm_queue import Queue
 
@@ -37,6 +38,7 @@ _RECENT_STEPS = 50
 _QUIET_S = 300.0
 _LOG_STAGES = ("sample", "grade", "sample_suites", "grade_suites")
 _SUITES = "suites/graded.json"
+_FROM_FILES = ("stopped", "failed", "trained", "done")  # states of runs that have files
 _UNEVENTFUL = ("trained", "missing", "done")  # states of runs that need no attention
 _MOST_LINES = 40  # with more runs, only those that need attention are listed, up to `_MOST_OF_A_STATE`
 _MOST_OF_A_STATE = 10
@@ -179,6 +181,23 @@ def _line(status: RunStatus) -> str:
     success = "" if status.success is None else f"{100 * status.success:.0f} %"
     progress = f"{status.step:>6}/{status.steps:<6} {left:13} {success:5}" if status.steps else " " * 34
     return f"{status.state:8} {progress} {status.name}".rstrip()
+
+
+def with_changes(
+    statuses: Iterable[RunStatus], experiment: Experiment, results: Path, only: Sequence[str] = ()
+) -> list[RunStatus]:
+    """Returns the states with runs as missing whose run.yaml differs from the file: they are made again."""
+    runs = {run.run_id: run for run in experiment.runs(only)}
+    directory = results / experiment.experiment / "runs"
+    updated = []
+    for status in statuses:
+        run = runs.get(status.name) if status.state in _FROM_FILES else None
+        setting = run and changed_setting(experiment, run, directory / status.name / "run.yaml")
+        if setting:
+            reason = f"{setting}; the workflow makes it again"
+            status = RunStatus(status.name, "missing", 0, status.steps, reason=reason)
+        updated.append(status)
+    return updated
 
 
 def with_queue(statuses: Iterable[RunStatus], queue: Queue) -> list[RunStatus]:
