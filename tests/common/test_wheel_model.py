@@ -40,6 +40,7 @@ from troll.tasks.datasets.task import whole_split
 from troll.tasks.prompts import encode
 from troll.tasks.registry import get_task, write_problems
 from troll.tasks.types import Demonstration, Problem
+from troll.training import adapter as adapter_training
 from troll.training import base_model, supervised, wheel_model
 from troll.training.adapter import train_adapter
 from troll.training.base_model import link_base_model, pretrained_base_model, shared_base_model
@@ -629,6 +630,34 @@ def test_an_adapter_takes_the_place_of_supervised_steps(tiny, tmp_path, adapter,
     alone = adapted(tiny, tmp_path / "alone", directory, sha256)
     assert alone["checkpoint"] == manifest["checkpoint"]
     assert not any(path.is_symlink() for path in (tmp_path / "alone/checkpoint").iterdir())
+
+
+def test_an_interrupted_adapter_goes_on_to_the_same_weights(tiny, tmp_path, adapter, monkeypatch, capsys):
+    _, facts = adapter
+    recipe = AdapterRecipe.model_validate(RECIPE | {"wheel": settings_of(tiny)})
+    model = base_model.pretrained_source(recipe, tmp_path)
+
+    def killed(network, *rest, **settings):
+        calls = itertools.count(1)
+
+        def hook(gradient):
+            if next(calls) == 10:
+                raise Killed
+
+        next(weight for weight in network.parameters() if weight.requires_grad).register_hook(hook)
+        return supervised.train_supervised(network, *rest, **settings)
+
+    out = tmp_path / "again/chains"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(adapter_training, "train_supervised", killed)
+        train_adapter(recipe, model, out)
+    assert not out.exists()
+    capsys.readouterr()
+    resumed = train_adapter(recipe, model, out)
+    assert "resumes after step 8" in capsys.readouterr().err
+    assert resumed["merged_weights_sha256"] == facts["merged_weights_sha256"]
+    assert resumed["files"] == facts["files"]
+    assert [path.name for path in out.parent.iterdir()] == ["chains"], "checkpoints are removed at the end"
 
 
 def test_other_merged_weights_than_the_file_names_are_refused(tiny, tmp_path, adapter):

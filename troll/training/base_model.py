@@ -110,11 +110,11 @@ def identity_of(config: BaseConfig, tokenizer_path: Path) -> Mapping[str, Any]:
         "task": {"name": config.task.name, "settings": config.task.settings},
         "seeds": config.seeds.model_dump(),
         "tokenizer": digest_of_path(tokenizer_path),
-        **_circumstances(),
+        **circumstances(),
     }
 
 
-def _circumstances() -> dict[str, Any]:
+def circumstances() -> dict[str, Any]:
     """Returns the facts of source, packages and machine that can change trained weights."""
     machine = hardware()
     return {
@@ -244,7 +244,7 @@ def pretrained_base_model(config: BaseConfig, out: Path) -> None:
             "demonstrations": digest_of_json([[item.prompt, item.completion] for item in shown]),
             "seed": config.seeds.model,
             **config.model_dump(include={"thinking"}),
-            **_circumstances(),
+            **circumstances(),
         }
         source = origin(config, model) | precision_of(model.files)
         if in_bfloat16(source):
