@@ -27,8 +27,8 @@ def train_adapter(recipe: AdapterRecipe, model: Snapshot, out: Path) -> dict[str
     """Trains a LoRA adapter on all linear layers but the head, and writes it to ``out`` in bfloat16.
 
     ``out`` gets PEFT's two files and, last, adapter.json: digests of the model, the adapter and the merged
-    weights, the recipe, and the command. Returns the contents of adapter.json. If training is interrupted, its
-    checkpoints stay beside ``out``, and the same command on the same machine resumes from the newest.
+    weights, the recipe, and the command. Returns the contents of adapter.json. If training is interrupted,
+    its checkpoints stay beside ``out``, and the same command on the same machine resumes from the newest.
     """
     try:
         import peft
