@@ -60,7 +60,7 @@ def _published_figure(section: str, title: str, group: str) -> Entry:
 
 # In page order.
 ENTRIES = (
-    _table("comparison", "TROLL against PPO-clip", "results:comparison_table"),
+    _table("comparison", "TROLL against PPO-clip", "results:comparison_table", "compared"),
     _table("main", "Test success and training behaviour", "results:main_table"),
     _table("aggregate", "Methods over all settings of a condition", "aggregates:aggregate_table"),
     _table("speed", "Training speed", "behaviour:speed_table"),
@@ -70,7 +70,7 @@ ENTRIES = (
     _table("ablation", "Variants of each rule", "results:ablation_table", "variants"),
     _table("matched", "Methods at equal divergence", "comparisons:matched_table", "variants"),
     _table("base_models", "Differences over base models", "base_models:base_models_table", "base models"),
-    _table("power", "Seeds needed to see a difference", "behaviour:power_table"),
+    _table("power", "Seeds needed to see a difference", "behaviour:power_table", "compared"),
     _table("training_cost", "What training took", "behaviour:training_cost_table"),
     _figure("forest", "Differences from PPO-clip", "forest:forest_figure", "compared"),
     _figure("main", "Success over training", "results:main_figure"),
