@@ -593,6 +593,15 @@ def test_gsm8k_with_hashes_is_graded_by_the_strict_filters(tmp_path):
     assert grades(tmp_path, "gsm8k")["metrics"]["pass@1"] == 1.0
 
 
+def test_problems_with_two_forms_of_answers_are_refused(tmp_path):
+    rows = [{"task_id": str(n), "prompt": "?", "answer": "2"} for n in range(3)]
+    rows[2]["answers"] = "####"
+    write_jsonl(tmp_path / "problems.jsonl", rows)
+    write_jsonl(tmp_path / "samples.jsonl", [{"task_id": "0", "completion": "2"}])
+    with refused("problems.jsonl:3: answers: '####'", "the first problem has 'boxed'"):
+        grades(tmp_path, "gsm8k")
+
+
 def test_a_file_as_published_is_read_too(tmp_path, real_data):
     rows = [{"question": "1+1?", "answer": "so\n#### 2"}, {"question": "500*2?", "answer": "so\n#### 1,000"}]
     write_jsonl(tmp_path / "problems.jsonl", rows)

@@ -69,6 +69,11 @@ def read_problems(task: str, path: Path | None, split: str | None, ids: set[str]
                     "not clear which one samples answer; every problem needs its own task_id"
                 )
             by_id[task_id] = row
+            if (form := row.get("answers")) != (first := rows[0].get("answers")):
+                raise UserError(
+                    f"{path}:{number + 1}: answers: {form or 'boxed'!r}, where the first problem has "
+                    f"{first or 'boxed'!r}; official scorers read one form: grade each in its own file"
+                )
         notes = [str(row["substitute"]) for row in rows if "substitute" in row]
         provenance = {"source": "file", "substitute": bool(notes), "note": notes[0] if notes else ""}
         found = [Data(by_id, str(path), provenance, sha256(path.read_bytes()).hexdigest())]
