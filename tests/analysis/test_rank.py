@@ -129,7 +129,7 @@ def test_a_rule_that_cannot_be_ranked_is_named(own_rules, monkeypatch, rule, spa
         "troll.operations.leaderboard.run_experiment", lambda *_: pytest.fail("nothing is run")
     )
     with refused(*facts):
-        rank(rule.format(rules=own_rules), space, own_rules.with_name("protocol.yaml"))
+        rank(rule.format(rules=own_rules), space, own_rules.with_name("protocol.yaml"), cores=1)
 
 
 def test_a_release_that_is_not_whole_is_named_before_a_rule_is_run(protocol, tmp_path):
@@ -158,7 +158,7 @@ def test_the_own_rule_is_tuned_and_run_and_the_others_are_not(own_rules, pairs, 
         "troll.operations.rank.read_rounds",
         lambda directories, _: tuning[mine if "soft-wall" in str(directories[0]) else ~mine],
     )
-    outcome, *_, where = rank(f"{own_rules}:soft_wall", [], own_rules.with_name("protocol.yaml"))
+    outcome, *_, where = rank(f"{own_rules}:soft_wall", [], own_rules.with_name("protocol.yaml"), cores=1)
     assert ran == [
         ("board-soft-wall-trials", [100, 101]),
         ("board-soft-wall-chains", [0, 1, 2]),
@@ -181,7 +181,7 @@ def test_learning_rates_that_leave_no_room_for_a_space_are_named(own_rules):
     rules["none"]["learning_rates"] = PROTOCOL["rules"]["none"]["learning_rates"]
     path.write_text(yaml.safe_dump(PROTOCOL | {"rules": rules, "learning_rates": [1e-4, 2e-4, 3e-4]}))
     with refused("3 learning rates", "4 trials"):
-        rank(f"{own_rules}:soft_wall", ["coefficient=1,2"], path)
+        rank(f"{own_rules}:soft_wall", ["coefficient=1,2"], path, cores=1)
 
 
 @pytest.mark.slow
