@@ -20,7 +20,7 @@ from troll.experiment.files import parse_experiment, read_experiment, write_run_
 from troll.experiment.keys import planned_keys
 from troll.experiment.settings import Suite
 from troll.operations.slurm_queue import comments_of, read_queue
-from troll.operations.status import RunStatus, is_held, show, status_of, with_changes, with_queue
+from troll.operations.status import RunStatus, is_held, show, status_of, with_queue
 from troll.operations.time_left import TimeLeft, time_left
 
 RUN = "tiny/chains/{}/grpo/stale/seed0"
@@ -149,7 +149,7 @@ def test_a_run_of_another_version_of_the_file_is_missing(experiment, results, ch
     write_run_file(directory / "run.yaml", resolve(experiment, run))
 
     def found(file):
-        return of(with_changes(status_of(file, results), file, results), "troll")
+        return of(status_of(file, results, compare=True), "troll")
 
     assert found(experiment) == RunStatus(RUN.format("troll"), "done", 8, 8)
     status = found(change(experiment, **changes))
@@ -161,11 +161,20 @@ def test_a_run_of_another_version_of_the_file_is_missing(experiment, results, ch
         assert found(change(experiment, **changes)).state == "running", "a process is training it"
 
 
+def test_a_run_in_the_tables_is_done_whatever_its_directory_says(experiment, results, keep):
+    kept = experiment.model_copy(update={"archive": True})
+    directory = write_run(results, "troll", steps=8, manifest=True, grades=True)
+    (directory / "run.yaml").write_text("training: {temperature: 0.5}\n")
+    assert of(status_of(kept, results, compare=True), "troll").state == "missing"
+    keep(kept, RUN.format("troll"))
+    assert of(status_of(kept, results, compare=True), "troll").state == "done"
+
+
 def test_a_damaged_run_file_hides_nothing(experiment, results):
     directory = write_run(results, "troll", steps=8, manifest=True, grades=True)
     for damaged in ("a: [", "- 1", "\udcff".encode("utf-8", "surrogateescape")):
         (directory / "run.yaml").write_bytes(damaged if isinstance(damaged, bytes) else damaged.encode())
-        assert of(with_changes(status_of(experiment, results), experiment, results), "troll").state == "done"
+        assert of(status_of(experiment, results, compare=True), "troll").state == "done"
 
 
 def test_a_living_run_has_its_step_and_the_time_left(experiment, results):

@@ -223,7 +223,7 @@ def status(
     from troll.common.progress import clock
     from troll.experiment.files import read_experiment
     from troll.operations.slurm_queue import read_queue
-    from troll.operations.status import show, status_of, with_changes, with_queue
+    from troll.operations.status import show, status_of, with_queue
     from troll.operations.time_left import time_left
 
     planned = read_experiment(experiment)
@@ -231,8 +231,7 @@ def status(
         planned = planned.model_copy(update={"seeds": seed_list(seeds)})
 
     def lines() -> list[str]:
-        found, queue = status_of(planned, results, only or []), read_queue()
-        found = with_changes(found, planned, results, only or [])
+        found, queue = status_of(planned, results, only or [], compare=True), read_queue()
         shown = show(with_queue(found, queue), planned.experiment, planned.groups(), every=runs)
         left = time_left(planned, results, found)
         if left is not None and left.runs:

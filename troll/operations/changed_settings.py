@@ -28,7 +28,7 @@ def changed_setting(experiment: Experiment, run: Run, path: Path) -> str:
         return ""
     planned = _planned(experiment, run, recorded)
     for name, was, now in _differences("", {key: recorded.get(key) for key in planned}, planned):
-        return f"{name} was {json.dumps(was)}, is now {json.dumps(now)}"
+        return f"{name} was {json.dumps(was, default=str)}, is now {json.dumps(now)}"
     return ""
 
 

@@ -151,8 +151,13 @@ def status_of_run(root: Path, run: Run, steps: int, *, suites: bool = False) -> 
     return RunStatus(run.run_id, "missing", 0, steps)
 
 
-def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -> list[RunStatus]:
-    """Returns the states of an experiment's base models and runs in file order; ``only`` selects groups."""
+def status_of(
+    experiment: Experiment, results: Path, only: Sequence[str] = (), *, compare: bool = False
+) -> list[RunStatus]:
+    """Returns the states of an experiment's base models and runs in file order; ``only`` selects groups.
+
+    With ``compare``, runs whose run.yaml differs from the experiment file are missing: they are made again.
+    """
     root = results / experiment.experiment
     runs, reusable = experiment.runs(only), reusable_runs(experiment, root)
     statuses = []
@@ -172,7 +177,14 @@ def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -
         if run.run_id in reusable:
             statuses.append(RunStatus(run.run_id, "done", steps, steps))
         else:
-            statuses.append(status_of_run(root, run, steps, suites=suites))
+            status = status_of_run(root, run, steps, suites=suites)
+            changed = ""
+            if compare and status.state in _FROM_FILES:
+                changed = changed_setting(experiment, run, root / "runs" / run.run_id / "run.yaml")
+            if changed:
+                reason = f"{changed}; the workflow makes it again"
+                status = RunStatus(run.run_id, "missing", 0, steps, reason=reason)
+            statuses.append(status)
     return statuses
 
 
@@ -181,23 +193,6 @@ def _line(status: RunStatus) -> str:
     success = "" if status.success is None else f"{100 * status.success:.0f} %"
     progress = f"{status.step:>6}/{status.steps:<6} {left:13} {success:5}" if status.steps else " " * 34
     return f"{status.state:8} {progress} {status.name}".rstrip()
-
-
-def with_changes(
-    statuses: Iterable[RunStatus], experiment: Experiment, results: Path, only: Sequence[str] = ()
-) -> list[RunStatus]:
-    """Returns the states with runs as missing whose run.yaml differs from the file: they are made again."""
-    runs = {run.run_id: run for run in experiment.runs(only)}
-    directory = results / experiment.experiment / "runs"
-    updated = []
-    for status in statuses:
-        run = runs.get(status.name) if status.state in _FROM_FILES else None
-        setting = run and changed_setting(experiment, run, directory / status.name / "run.yaml")
-        if setting:
-            reason = f"{setting}; the workflow makes it again"
-            status = RunStatus(status.name, "missing", 0, status.steps, reason=reason)
-        updated.append(status)
-    return updated
 
 
 def with_queue(statuses: Iterable[RunStatus], queue: Queue) -> list[RunStatus]:
