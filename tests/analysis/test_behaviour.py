@@ -7,7 +7,7 @@ from scipy import stats
 from synthetic import row_where
 
 from troll.analysis.data.runs import read_directories
-from troll.analysis.render.formats import to_markdown
+from troll.analysis.render.formats import notes, to_markdown
 from troll.analysis.statistics import paired_power, seeds_needed, spread_interval
 from troll.analysis.tables.behaviour import power_table, speed_table, stability_table
 from troll.analysis.tables.results import main_table
@@ -125,4 +125,4 @@ def test_p_values_are_students_and_agree_with_readings(runs, items):
         raw.append(stats.ttest_rel(means["troll"], means["clip"]).pvalue)
     assert compared["p"].to_numpy() == pytest.approx(raw)
     assert ((compared["p"] < 0.05) == compared["reading"].isin(["higher", "lower"])).all()
-    assert "each by itself" in table.attrs["notes"][0]
+    assert "each by itself" in notes(table)[0]

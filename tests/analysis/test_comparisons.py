@@ -7,6 +7,7 @@ import synthetic
 from statsmodels.stats.multitest import multipletests
 
 from troll.analysis.figures.forest import forest_lines
+from troll.analysis.render.formats import notes
 from troll.analysis.tables.comparisons import ALONE, READING, comparison_family, read_in_family
 from troll.analysis.tables.results import main_table
 
@@ -74,5 +75,6 @@ def test_a_main_table_can_be_read_in_its_family(collected, twice):
     found = read_in_family(main, family)
     compared = main["p"].notna()
     assert list(found.loc[compared, "reading"]) == list(family["reading"].iloc[:8])
-    assert "p" not in found and READING in found.attrs["notes"][0] and ALONE not in found.attrs["notes"][0]
+    assert "p" not in found and READING in notes(found)[0] and ALONE in notes(main)[0]
+    assert ALONE not in notes(found)[0] and "p: paired t-test" not in notes(found)[0]
     assert set(found.loc[~compared, "reading"]) == {""}

@@ -12,8 +12,9 @@ from troll.analysis.data.runs import checked, read_directories
 from troll.analysis.data.summaries import cells, curve, method_order, per_run, variants
 from troll.analysis.data.tidy import Tidy
 from troll.analysis.registry import entries
-from troll.analysis.render.formats import to_markdown
+from troll.analysis.render.formats import notes, to_markdown
 from troll.analysis.report.make import make
+from troll.analysis.tables.behaviour import training_cost_table
 from troll.analysis.tables.results import (
     ablation_table,
     comparison_table,
@@ -108,10 +109,10 @@ def test_planned_missing_and_skipped_rows_are_shown(known):
     assert row_where(table, task="chains", trust_region="clip", condition="stale")["planned"] == 5
     functions = table[table["task"] == "functions"]
     assert len(functions) == 7 and set(functions["status"]) == {"skipped"}
-    notes = " ".join(table.attrs["notes"])
-    assert "Task functions: skipped, because bubblewrap is missing." in notes
-    assert "2 of 14 rows have not been run." in notes
-    assert "over 3 seeds" in notes
+    said = " ".join(notes(table))
+    assert "Task functions: skipped, because bubblewrap is missing." in said
+    assert "2 of 14 rows have not been run." in said
+    assert "over 3 seeds" in said
 
 
 def test_holes_show_without_a_plan(known):
@@ -121,10 +122,38 @@ def test_holes_show_without_a_plan(known):
     assert row_where(table, trust_region="troll", condition="stale")["status"] == "not run"
     short = comparison_table(table)
     missing = int((short["status"] == "not run").sum())
-    notes = " ".join(short.attrs["notes"])
+    said = " ".join(notes(short))
     assert (
-        f"{missing} of {len(short)} rows have not been run." in notes and f"of {len(table)} rows" not in notes
+        f"{missing} of {len(short)} rows have not been run." in said and f"of {len(table)} rows" not in said
     )
+
+
+def test_notes_explain_the_columns_that_a_table_shows_and_no_others(known):
+    main = main_table(known.runs, known.items)
+    whole, short = notes(main)[0], notes(comparison_table(main))[0]
+    for sentence in ("Mean ± standard deviation over 3 seeds.", "Δ: difference from clip", "KL: mean over"):
+        assert sentence in whole and sentence in short
+    for sentence in ("p: paired t-test", "Final: mean over the last tenth"):
+        assert sentence in whole and sentence not in short
+
+
+def test_nothing_is_compared_with_clip_where_it_is_not_part_of_the_experiment(known):
+    runs, items = (frame[frame["trust_region"] != "clip"] for frame in (known.runs, known.items))
+    main, cost = main_table(runs, items), training_cost_table(runs)
+    assert "troll" in set(main["trust_region"]) and "troll" in set(cost["trust_region"])
+    assert not {"difference", "difference_low", "reading", "p"} & {*main}
+    assert not [name for name in cost if "ratio" in name]
+    assert comparison_table(main).empty
+    for frame in (main, cost):
+        assert "Δ" not in to_markdown(frame) and "clip" not in to_markdown(frame)
+    planned = [
+        {"model": "tiny", "task": "chains", "trust_region": rule, "estimator": "grpo", "condition": "gentle"}
+        | {"seed": 0}
+        for rule in ("clip", "troll")
+    ]
+    later = main_table(runs, items, expected=planned)
+    assert row_where(later, trust_region="clip", condition="gentle")["status"] == "not run"
+    assert "difference" in later, "a comparison that is planned keeps its columns"
 
 
 def test_mixed_runs_are_named(tmp_path):
@@ -230,7 +259,7 @@ def test_ablation_is_where_variants_are(tmp_path, known):
     for variant, family in (("troll-kl0.01", "troll"), ("clip-eps0.1", "clip")):
         difference = row_where(table, trust_region=variant)["difference"]
         assert difference == pytest.approx(solved_by[variant] / 60 - first["chains", "grpo", family])
-    assert "difference from the rule's default in the same setting" in table.attrs["notes"][0]
+    assert "difference from the rule's default in the same setting" in notes(table)[0]
     assert "troll-k16" not in set(main_table(collected.runs, collected.items)["trust_region"])
     empty = ablation_table(known.runs, known.items)
     assert empty.empty and empty.attrs["notes"] == ["No variants were run."]

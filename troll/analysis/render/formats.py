@@ -239,8 +239,11 @@ def _as_precise(value: float, like: str) -> str:
 
 
 def notes(frame: pd.DataFrame) -> list[str]:
-    """Returns the sentences below a table."""
-    return [str(note) for note in frame.attrs.get("notes", [])]
+    """Returns the sentences below a table: first, as one, what its visible columns mean."""
+    explained: Mapping[str, str] = frame.attrs.get("explained", {})
+    visible = set(_visible(frame))
+    meanings = " ".join(text for name, text in explained.items() if name in visible)
+    return [*([meanings] if meanings else []), *map(str, frame.attrs.get("notes", []))]
 
 
 def to_markdown(frame: pd.DataFrame) -> str:

@@ -227,7 +227,7 @@ def training_cost_table(runs: pd.DataFrame) -> pd.DataFrame:
         One row per method and setting: ``batch_s`` and ``batch_cpu_s`` (wall-clock and processor seconds per
         rollout batch with its updates; mean and ``_sd`` over seeds), ``peak_gib`` (memory of the largest
         process or, on a GPU, of tensors), and ``cpu_ratio`` and ``memory_ratio`` (processor time and memory
-        relative to clip with `REFERENCE`).
+        relative to clip with `REFERENCE`; neither without a run of clip).
     """
     summary = per_run(runs)
     rows = []
@@ -250,4 +250,5 @@ def training_cost_table(runs: pd.DataFrame) -> pd.DataFrame:
         "Both depend on the length of the answers that a method learns to give. Memory without a GPU is the "
         "whole process, of which the libraries are most on the testbed; the cost of a step is measured apart."
     )
-    return table(rows, styles, note)
+    made = table(rows, styles, note)
+    return made if (runs["trust_region"] == BASELINE).any() else made.drop(columns=[*_RATIOS.values()])

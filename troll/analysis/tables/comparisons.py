@@ -89,16 +89,14 @@ def _row(experiment: str, items: pd.DataFrame, cell: Cell, other: Cell, interval
 
 def read_in_family(main: pd.DataFrame, family: pd.DataFrame) -> pd.DataFrame:
     """Returns the main table with readings from a family of comparisons that includes its own."""
-    if family.empty:
+    if family.empty or "reading" not in main:
         return main
     readings = family[family["experiment"] == family["experiment"].iloc[0]].set_index(list(GROUP))["reading"]
     names = [tuple(map(str, setting)) for setting in main.loc[:, list(GROUP)].itertuples(index=False)]
     corrected = main.assign(
         reading=[readings.get(name, old) for name, old in zip(names, main["reading"], strict=True)]
     ).drop(columns="p")
-    corrected.attrs = main.attrs | {
-        "notes": [note.replace(ALONE, READING) for note in main.attrs.get("notes", [])]
-    }
+    corrected.attrs = main.attrs | {"explained": main.attrs.get("explained", {}) | {"reading": READING}}
     return corrected
 
 

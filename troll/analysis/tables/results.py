@@ -41,6 +41,8 @@ MAIN_METRICS = ("difference", "auc", "late_kl", "entropy", "final", "peak")
 ABLATION_METRICS = ("difference", "auc", "late_kl", "entropy", "final", "peak", "max_drawdown")
 OFFICIAL_METRIC = "official/pass@1"
 """pass@1 by lm-eval or evalplus, of runs on public data."""
+_COMPARED = ("difference", "difference_low", "difference_high", "reading", "p")
+"""Columns of a comparison, which a table lacks where no run of the reference is planned."""
 _CONSTRAINT_CHECK: Mapping[str, str] = {name: METRICS[name].over_run for name in DIAGNOSTICS}
 """Aggregation over all steps and seeds, by diagnostic."""
 
@@ -62,15 +64,16 @@ def main_table(
         The coordinates, seeds, planned, status, mixed, pass@1 and the pass@k with the largest k (on public
         data preceded by ``official/pass@1`` and followed by the number of ``disagreements``), and
         ``MAIN_METRICS``: mean and ``_sd`` over seeds; ``difference`` has ``_low``, ``_high``, ``reading`` and
-        ``p`` (paired t-test over seeds), both uncorrected: see ``comparison_family``. Shares are between 0
-        and 1, KL and entropy in nats.
+        ``p`` (paired t-test over seeds), both uncorrected: see ``comparison_family``; none of these where the
+        baseline is neither run nor planned. Shares are between 0 and 1, KL and entropy in nats.
     """
     names = {cell.trust_region for cell in cells(runs)} | {str(run["trust_region"]) for run in expected or ()}
     chosen = (names - set(variants(runs, expected))) | {BASE}
     metrics = (*_of_test(runs, largest_k=True), *MAIN_METRICS)
     frame = _table(runs, items, chosen, metrics, BASELINE, expected, skipped or {})
-    frame.attrs["notes"] = _notes(frame, runs, BASELINE, skipped or {})
-    return frame
+    if BASELINE not in names:
+        frame = frame.drop(columns=[*_COMPARED])
+    return _explained(frame, runs, BASELINE, skipped or {})
 
 
 def comparison_table(main: pd.DataFrame) -> pd.DataFrame:
@@ -80,11 +83,11 @@ def comparison_table(main: pd.DataFrame) -> pd.DataFrame:
         The coordinates of the setting, seeds (of the method), on public data the official pass@1 of base
         model and both methods, ``base``, ``baseline`` and ``method`` (test pass@1 with ``_sd``),
         ``difference`` with ``_low``, ``_high`` and ``reading``, and mean height of the training curve and
-        late KL of both. Where one method has seeds that the other lacks, both pass@1 are those of the seeds
-        that both have. ``attrs["headings"]`` names the methods.
+        late KL of both; no rows without the baseline. Where one method has seeds that the other lacks, both
+        pass@1 are those of the seeds that both have. ``attrs["headings"]`` names the methods.
     """
     rows = []
-    trained = main[main["trust_region"].isin([METHOD, BASELINE])]
+    trained = main[main["trust_region"].isin([METHOD, BASELINE] if "difference" in main else [])]
     for _, setting in trained.loc[:, list(GROUP[:-1])].drop_duplicates().iterrows():
         by_method = trained[(trained[list(setting.index)] == setting).all(axis=1)].set_index("trust_region")
         same = (main["model"] == setting["model"]) & (main["task"] == setting["task"])
@@ -122,6 +125,7 @@ def comparison_table(main: pd.DataFrame) -> pd.DataFrame:
     of_main = _not_run(main)
     notes = [note for note in main.attrs.get("notes", []) if note not in of_main]
     frame.attrs["notes"] = [*notes, *(_not_run(frame) if rows else ())]
+    frame.attrs["explained"] = main.attrs.get("explained", {})
     return frame
 
 
@@ -148,8 +152,9 @@ def ablation_table(
         metrics = (*_of_test(runs), *ABLATION_METRICS)
         parts.append(_table(runs, items, chosen, metrics, default, expected, skipped or {}, settings))
     frame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-    notes = _notes(frame, runs, "the rule's default", skipped or {}) if parts else ["No variants were run."]
-    frame.attrs["notes"] = notes
+    if parts:
+        return _explained(frame, runs, "the rule's default", skipped or {})
+    frame.attrs["notes"] = ["No variants were run."]
     return frame
 
 
@@ -304,17 +309,22 @@ def _difference(items: pd.DataFrame, cell: Cell, reference: str) -> dict[str, An
     }
 
 
-def _notes(frame: pd.DataFrame, runs: pd.DataFrame, reference: str, skipped: Mapping[str, str]) -> list[str]:
+def _explained(
+    frame: pd.DataFrame, runs: pd.DataFrame, reference: str, skipped: Mapping[str, str]
+) -> pd.DataFrame:
+    """Gives a table its notes, and to each column the sentence about it."""
     counts = sorted({int(n) for n in frame["seeds"].dropna() if n})
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else "no"
-    notes = [
-        f"Mean ± standard deviation over {seeds} seed{'' if counts == [1] else 's'}. Δ: difference from "
-        f"{reference} in the same setting, paired by seed, with Student's 95 % interval over seeds. {ALONE} "
-        "p: paired t-test over seeds. "
-        "KL: mean over the last third of the run; final: mean over its last tenth. KL and entropy in nats "
-        "per token."
-    ]
-    notes += [ONE_SEED] if 1 in counts else []
+    frame.attrs["explained"] = {
+        "seeds": f"Mean ± standard deviation over {seeds} seed{'' if counts == [1] else 's'}.",
+        "difference": f"Δ: difference from {reference} in the same setting, paired by seed, with Student's "
+        "95 % interval over seeds.",
+        "reading": ALONE,
+        "p": "p: paired t-test over seeds.",
+        "late_kl": "KL: mean over the last third of the run, in nats per token.",
+        "final": "Final: mean over the last tenth of the run; entropy is in nats per token.",
+    }
+    notes = [ONE_SEED] if 1 in counts and "difference" in frame else []
     if OFFICIAL_METRIC in frame:
         notes.append(f"{OFFICIAL} `disagreements.jsonl` in each run's directory under `runs/` lists them.")
     notes += [f"Task {task}: skipped, because {reason}." for task, reason in sorted(skipped.items())]
@@ -324,7 +334,8 @@ def _notes(frame: pd.DataFrame, runs: pd.DataFrame, reference: str, skipped: Map
         notes.append(
             f"† includes runs made with another version of program, environment or data: {', '.join(mixed)}."
         )
-    return notes
+    frame.attrs["notes"] = notes
+    return frame
 
 
 def _not_run(frame: pd.DataFrame) -> list[str]:
