@@ -211,7 +211,7 @@ def test_the_first_table_says_where_base_clip_and_troll_ended_and_at_which_rate(
     kept = tested[(tested["seed"] != 0) & (tested["trust_region"] == "clip")]
     kept = kept[[key in places for key in zip(kept["estimator"], kept["condition"], strict=True)]]
     assert f"clip {100 * kept['value'].mean():.0f}, TROLL" in lonely, "of the seeds that both have"
-    assert ", learning rate 0.0003" in row and f"{len(used)} settings of 1 task |" in row
+    assert ", learning rate 3e-4" in row and f"{len(used)} settings of 1 task |" in row
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from troll.analysis.data.axes import AXES, recorded
 from troll.analysis.data.summaries import BASELINE, Cell, difference, interval, method_order, trained_cells
 from troll.analysis.registry import crossed
-from troll.analysis.render.formats import MINUS, points
+from troll.analysis.render.formats import MINUS, points, scientific
 from troll.analysis.render.panels import grid
 from troll.analysis.render.style import empty, styled
 from troll.analysis.statistics import Array, Interval
@@ -147,13 +147,8 @@ def _draw(
         text = points(value, 0) if signed else f"{100 * value:.0f}"
         style: dict[str, Any] = {"fontsize": 7, "weight": weight, "color": "w" if dark else "k"}
         axes.text(column, row, text, ha="center", va="center", **style)
-    axes.set_xticks(range(len(grid.rates)), [_rate(rate) for rate in grid.rates], fontsize=6)
+    axes.set_xticks(range(len(grid.rates)), [scientific(rate) for rate in grid.rates], fontsize=6)
     axes.set_yticks(range(len(grid.stale)), [_staleness(stale) for stale in grid.stale], fontsize=6)
-
-
-def _rate(value: float) -> str:
-    """Returns a learning rate in scientific notation, such as ``3e-5``."""
-    return np.format_float_scientific(value, trim="-", exp_digits=1)
 
 
 def _staleness(stale: _Stale) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from troll.analysis.metrics import METRICS, SUMMARIES, Show
@@ -55,6 +56,11 @@ def significant(value: float) -> str:
         digits = max(0, 2 - math.floor(math.log10(abs(value))))
         return _signed(f"{value:.{digits}f}")
     return _signed(f"{value:.1e}".replace("e-0", "e-"))
+
+
+def scientific(value: float) -> str:
+    """Returns a setting, such as a learning rate, in scientific notation: 3e-5."""
+    return np.format_float_scientific(value, trim="-", exp_digits=1)
 
 
 def probability(value: float) -> str:

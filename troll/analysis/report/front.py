@@ -10,7 +10,7 @@ from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.claims.wording import label, short, why
 from troll.analysis.data.settings import settings_by
 from troll.analysis.data.tidy import BASE
-from troll.analysis.render.formats import bracketed, counted, listed, points, significant
+from troll.analysis.render.formats import bracketed, counted, listed, points, scientific, significant
 from troll.analysis.report.outcomes import (
     OUTCOMES,
     best_at_edges,
@@ -132,7 +132,7 @@ def _rates(verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
     recorded = [settings for _, settings in settings_by(trained, ["experiment", "run_id"])]
     name = "training/learning_rate"
     rates = sorted({float(settings[name]) for settings in recorded if name in settings})
-    return f", learning rate {listed([f'{rate:g}' for rate in rates])}" if rates else ""
+    return f", learning rate {listed([scientific(rate) for rate in rates])}" if rates else ""
 
 
 def _cut(verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
@@ -155,7 +155,7 @@ def _rates_sequence(directory: Path, runs: pd.DataFrame) -> Iterator[str]:
         yield _row(
             f"A pretrained model of 135M parameters, three passes, {rate}; clip cuts"
             f" {100 * share['value'].mean():.1f} % of tokens "
-            "([every test](results/released/smollm2-rates/sequence.csv))",
+            "([every test](results/released/smollm2-rates/sequence.md))",
             _by_task(tested, {BASE: "base", "clip": "clip", "troll": "TROLL"}),
             difference,
             answer,
