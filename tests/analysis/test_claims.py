@@ -240,6 +240,9 @@ def test_a_retired_claim_is_listed_with_its_reason_and_counted_nowhere(known):
         ({"model.adapter": {"directory": "here", "sha256": "0"}}, {}, False),
         ({}, {"training.epochs": 20}, True),
         ({"training.share_prompts": True}, {}, True),
+        ({}, {"thinking": "on"}, False),
+        ({"files_sha256.reward": "0"}, {"files_sha256.reward": "1"}, False),
+        ({"files_sha256.reward": "0"}, {}, False),
     ],
 )
 def test_runs_are_the_same_that_agree_in_all_settings_but_those_of_watching(known, here, there, same):

@@ -89,10 +89,12 @@ def test_blocks_may_carry_the_names(run_dir):
     config = yaml.safe_load((run_dir / "run.yaml").read_text())
     config["estimator"] = {"name": "grpo", "rule": "grpo", "settings": {"epsilon": 0.07}}
     config["seeds"] = {"rollouts": 123456789}
+    config |= {"thinking": "template", "files_sha256": {"reward": "0" * 64}}
     synthetic.configure(run_dir, config)
     runs = read_directories([run_dir]).runs
     assert (runs["estimator"] == "grpo").all()
     assert settings(runs)["estimator/settings/epsilon"] == 0.07
+    assert settings(runs)["thinking"] == "template" and settings(runs)["files_sha256/reward"] == "0" * 64
     assert not any("seeds" in name for name in settings(runs)), (
         "a derived seed is no setting that one compares"
     )

@@ -14,6 +14,7 @@ import pandas as pd
 from troll.analysis.data.provenance import DIGESTS, check_digests
 from troll.analysis.data.reduction import by_batch, digest_of_log
 from troll.analysis.data.run_files import COORDINATES, RunFiles, read_base_files, read_run_files
+from troll.analysis.data.settings import OF_THE_RUN
 from troll.analysis.data.tidy import (
     BASE,
     ITEM_COLUMNS,
@@ -155,13 +156,14 @@ def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def _settings(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the blocks of a run's configuration without their names, which are among the coordinates."""
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what defines a run: its blocks without their names, which are among the coordinates."""
     blocks = {name: config[name] for name in _BLOCKS if isinstance(config.get(name), dict)}
-    return {
+    named = {
         name: {key: value for key, value in block.items() if key not in ("name", "setting")}
         for name, block in blocks.items()
     }
+    return named | {name: config[name] for name in OF_THE_RUN if config.get(name)}
 
 
 def _read_base(path: Path, experiment: str | None) -> _Directory:

@@ -27,8 +27,11 @@ BATCH_SIZE = (
 _ROUNDING = ("epochs", "share_prompts", "gradient_checkpointing")
 """Training settings that are left out at their defaults and change nothing but rounding; rollout_batches has
 what epochs leave."""
+OF_THE_RUN = ("thinking", "files_sha256")
+"""Settings outside the blocks; left out if a model does not think and no file of a user takes part."""
 _LEFT_OUT = {
-    pretrained: tuple(
+    pretrained: OF_THE_RUN
+    + tuple(
         f"{block}/{name}"
         for block, model in (("training", Training), ("model", of_model))
         for name, field in model.model_fields.items()
