@@ -169,7 +169,7 @@ def test_where_all_speaks_against_a_claim_or_less_for_it_than_it_seems_the_base_
     assert "fallen" not in why(replace(fallen, baseline_below_base=(True, False, True, True, True)))
     better = judged(0.3, 0.31, 0.29, task=["a", "a", "b"], spread=0.05)
     ahead = ClaimVerdict(claim, better, below_base=(True, True, False))
-    assert findings([ahead])[0].endswith("it ends below its own base model in all 2 settings on a).")
+    assert findings([ahead])[0].endswith("it ends below its own base model in both settings on a).")
     assert "its own base model in 1 of 2 settings on a and the one setting on b" in why(
         replace(ahead, below_base=(False, True, True))
     )

@@ -137,7 +137,7 @@ def _holding(entry: ClaimVerdict) -> str:
         return "holds in its one setting" if shown else "its one setting does not decide it"
     parts = [] if refuted == count else [f"no single setting of {count} shows it by itself"]
     if shown:
-        parts = [f"holds in {'all ' if shown == count else ''}{_of(shown, count)}"]
+        parts = [f"holds in {_every(count) if shown == count else _of(shown, count)}"]
     parts += [part for part in (_contrary(entry), collapsed(entry)) if part]
     if decision.verdict == "supported on average" and shown:
         parts.append(f"not shown in {_without(entry)}")
@@ -172,7 +172,7 @@ def _contrary(entry: ClaimVerdict) -> str:
         return ""
     where = str(len(refuted))
     if len(refuted) == len(settings):
-        where = f"all {len(refuted)} settings" if len(refuted) > 1 else "its one setting"
+        where = _every(len(refuted)) if len(refuted) > 1 else "its one setting"
     if entry.claim.direction != "equivalent":
         return f"the contrary is shown in {where}"
     sides = sorted({"above" if setting.effect > 0 else "below" for setting in refuted})
@@ -233,9 +233,13 @@ def _missing(entry: ClaimVerdict) -> str:
     return f"even {MOST_SEEDS:,} seeds in each setting might not decide{more}"
 
 
+def _every(settings: int) -> str:
+    return "both settings" if settings == 2 else f"all {settings} settings"
+
+
 def _of(shown: int, settings: int, where: str = "") -> str:
     if where and shown == settings > 1:
-        return f"all {settings} settings{where}"
+        return f"{_every(settings)}{where}"
     if where:
         return f"the one setting{where}" if settings == 1 else f"{shown} of {settings} settings{where}"
     every = counted(settings, "setting")
