@@ -239,6 +239,15 @@ def test_answers_name_the_verdict_the_average_and_what_must_not_be_overlooked(tm
     assert answer("testbed", [unlike]).startswith("**Depends on task**: TROLL minus clip +20.0")
 
 
+def test_a_question_without_a_claim_is_answered_by_where_the_runs_ended_and_called_exploratory(runs):
+    told = answer("smollm2-gsm8k", [], None, runs)
+    assert told.startswith("Exploratory, no claim is judged by it; test pass@1 in %: chains: base ")
+    tested = runs[(runs["metric"] == "pass@1") & (runs["source"] == "test")]
+    of_troll = tested[(tested["trust_region"] == "troll") & (tested["task"] == "chains")]
+    assert f", TROLL {100 * of_troll['value'].mean():.1f}" in told
+    assert answer("duel-locks", [], None, runs) == "", "a part of another answer"
+
+
 def test_an_experiment_without_a_question_is_introduced_by_its_summary():
     assert heading("mine", "clip, with a wall") == "Clip, with a wall"
     assert heading("mine", "") == "Trust regions on mine"

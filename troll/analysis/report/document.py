@@ -68,7 +68,7 @@ def report(results: Results, judged: Sequence[ClaimVerdict], directory: Path, ru
     name = str(results.runs["experiment"].iloc[0])
     drawn = dict(_drawn(results, directory / "figures"))
     first = opening_figure(name, list(drawn))
-    answer_text = answer(name, map(ledger.record, judged), directory)
+    answer_text = answer(name, map(ledger.record, judged), directory, results.runs)
     sections = [
         _verdicts(results, judged, run),
         Section("Figures", parts=[drawn[stem] for stem in drawn if stem != first]),

@@ -1,6 +1,6 @@
 """The first table of the README: what was compared, at which rate, where both ended, and the difference."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +14,7 @@ from troll.analysis.render.formats import bracketed, counted, listed, points, sc
 from troll.analysis.report.outcomes import (
     OUTCOMES,
     best_at_edges,
+    by_task,
     equal_up_to,
     other_contrasts,
     outcome,
@@ -110,19 +111,9 @@ def _ends(verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
     run = ["experiment", "model", "task", "estimator", "condition", "seed"]
     rules = ended[~of_base].groupby(run, observed=True)["trust_region"].transform("nunique")
     ended = ended[of_base | (rules.reindex(ended.index) == 2)]
-    return _by_task(
+    return by_task(
         ended, {BASE: "base", str(verdict.claim.baseline): "clip", verdict.claim.trust_region: "TROLL"}
     )
-
-
-def _by_task(ended: pd.DataFrame, names: Mapping[str, str]) -> str:
-    """Means by task of the trust regions in ``names``, in percent and under the names given there."""
-    parts = []
-    for task, rows in ended.groupby("task", sort=True, observed=True):
-        means = rows.groupby("trust_region", observed=True)["value"].mean()
-        shown = [f"{name} {100 * means[rule]:.0f}" for rule, name in names.items() if rule in means]
-        parts.append(f"{task}: {', '.join(shown)}")
-    return "; ".join(parts)
 
 
 def _rates(verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
@@ -156,7 +147,7 @@ def _rates_sequence(directory: Path, runs: pd.DataFrame) -> Iterator[str]:
             f"A pretrained model of 135M parameters, three passes, {rate}; clip cuts"
             f" {100 * share['value'].mean():.1f} % of tokens "
             "([every test](results/released/smollm2-rates/sequence.md))",
-            _by_task(tested, {BASE: "base", "clip": "clip", "troll": "TROLL"}),
+            by_task(tested, {BASE: "base", "clip": "clip", "troll": "TROLL"}),
             difference,
             answer,
             "`troll run workflow/config/smollm2-rates.yaml --repeat`",

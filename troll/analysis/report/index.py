@@ -38,9 +38,8 @@ def _answered(root: Path, name: str, question: Question, results: Results) -> st
     """Returns the row of an experiment that answers a question."""
     path = root / name / "claims.json"
     claims = read_json(path)["claims"] if path.exists() else []
-    return _row(
-        f"{name}/{PAGE}", question.text, answer(name, claims, path.parent), _runs(results), question.command
-    )
+    text = answer(name, claims, path.parent, results.runs)
+    return _row(f"{name}/{PAGE}", question.text, text, _runs(results), question.command)
 
 
 def _row(target: str, question: str, *cells: str) -> str:

@@ -62,10 +62,10 @@ def other_contrasts(directory: Path) -> str:
     parts = []
     for _, other in averages.iloc[1:][averages["method"].iloc[1:] == averages["method"].iloc[0]].iterrows():
         pair = (contrasts["method"] == other["method"]) & (contrasts["baseline"] == other["baseline"])
-        by_task = contrasts[pair & contrasts["analysis"].str.endswith(" alone")]
+        alone = contrasts[pair & contrasts["analysis"].str.endswith(" alone")]
         tasks = [
             f"{row['analysis'].removesuffix(' alone')} {points(row['difference'])}"
-            for _, row in by_task.iterrows()
+            for _, row in alone.iterrows()
         ]
         parts.append(
             f"against {other['baseline']} {OUTCOMES[str(other['reading'])]}: "
@@ -80,6 +80,16 @@ def best_at_edges(directory: Path) -> str:
     note = re.search(f"^{AT_EDGES}: (.*?)\\.( |$)", path.read_text(), re.M) if path.exists() else None
     rules = re.findall(r"([\w-]+) \(", note[1]) if note else []
     return f"{listed(rules)} did best at an edge of what was tried" if rules else ""
+
+
+def by_task(ended: pd.DataFrame, names: Mapping[str, str], digits: int = 0) -> str:
+    """Means by task of the trust regions in ``names``, in percent and under the names given there."""
+    parts = []
+    for task, rows in ended.groupby("task", sort=True, observed=True):
+        means = rows.groupby("trust_region", observed=True)["value"].mean()
+        shown = [f"{name} {100 * means[rule]:.{digits}f}" for rule, name in names.items() if rule in means]
+        parts.append(f"{task}: {', '.join(shown)}")
+    return "; ".join(parts)
 
 
 def equal_up_to(directory: Path) -> str:

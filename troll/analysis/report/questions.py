@@ -14,11 +14,12 @@ import pandas as pd
 
 from troll.analysis.claims.verdicts import Claim
 from troll.analysis.claims.wording import show_difference, show_range
+from troll.analysis.data.tidy import BASE
 from troll.analysis.leaderboard.contrasts import sentence
 from troll.analysis.leaderboard.protocol import read_protocol
 from troll.analysis.registry import entries
 from troll.analysis.render.formats import listed, significant
-from troll.analysis.report.outcomes import equal_up_to, other_contrasts, outcome, sequence_tests
+from troll.analysis.report.outcomes import by_task, equal_up_to, other_contrasts, outcome, sequence_tests
 from troll.analysis.statistics import Interval
 from troll.common.files import read_json
 
@@ -34,7 +35,7 @@ class Question:
 
     text: str
     command: str  # makes its runs, in Markdown
-    # id of the claim whose verdict is the answer; none: the experiment is a part of another answer
+    # id of the claim whose verdict is the answer; none: exploratory, or a part of another answer
     claim: str = ""
     difference: str = "TROLL minus clip"  # what is subtracted from what in the answer
     figure: str = "forest"  # the figure that shows the answer
@@ -162,13 +163,19 @@ QUESTIONS: Mapping[str, Question] = {
 """By the name of the directory, in the order in which a visitor may want to read them."""
 
 
-def answer(name: str, claims: Iterable[Mapping[str, Any]], directory: Path | None = None) -> str:
-    """Returns the answer of an experiment; empty where neither a single claim nor a sequence of tests has it.
+def answer(
+    name: str,
+    claims: Iterable[Mapping[str, Any]],
+    directory: Path | None = None,
+    runs: pd.DataFrame | None = None,
+) -> str:
+    """Returns the answer of an experiment; empty where nothing has it.
 
     Args:
         name: of the experiment.
         claims: of its ``claims.json``.
         directory: its results, in which a fixed sequence of tests decides before any claim.
+        runs: its tidy table, which answers an exploratory question, one without a claim.
     """
     tests = [
         f"{test['condition'].replace('rate-', 'At a rate of ')} {reading}: TROLL minus clip {difference}"
@@ -187,6 +194,10 @@ def answer(name: str, claims: Iterable[Mapping[str, Any]], directory: Path | Non
             verdict += f": {question.difference} {numbers}" if numbers else ""
             text = ", but ".join([verdict, *below])
             return re.sub(r"^\W*[a-z]", lambda start: start[0].upper(), text)
+    if question and not question.claim and not question.part_of and runs is not None:
+        tested = runs[(runs["metric"] == "pass@1") & (runs["source"] == "test")]
+        ended = by_task(tested, {BASE: "base", "clip": "clip", "troll": "TROLL"}, digits=1)
+        return f"Exploratory, no claim is judged by it; test pass@1 in %: {ended}"
     return ""
 
 
