@@ -210,13 +210,16 @@ def status(
     runs: Annotated[bool, typer.Option("--runs", help="list every run, however many there are")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="keep running and show changes")] = False,
     every: Annotated[float, typer.Option(help="seconds between updates with --watch", min=0.2)] = 2.0,
+    page: Annotated[
+        bool, typer.Option("--page", help="make tables, figures, verdicts and page of the runs that are done")
+    ] = False,
 ) -> None:
     """Show the states of an experiment's runs.
 
     A run is done, running (with step and remaining time), pending (with SLURM's reason), failed (with reason
     and log), stopped, trained or missing. A run that was made with other settings than the file has now is
     missing: the workflow makes it again. Many runs are counted by group and state. This reads files, and asks
-    `squeue` if there is one.
+    `squeue` if there is one. --page writes to results/<experiment>/finished, also while the workflow runs.
 
     Example: troll status workflow/config/testbed.yaml --watch
     """
@@ -229,6 +232,15 @@ def status(
     planned = read_experiment(experiment)
     if seeds is not None:
         planned = planned.model_copy(update={"seeds": seed_list(seeds)})
+    if page:
+        from troll.operations.finished import write_finished
+
+        if watch:
+            raise UserError("status: --page and --watch: use one of them")
+        again = f"troll status {experiment}{''.join(f' --only {name}' for name in only or ())} --page"
+        written, ended, of = write_finished(planned, results, only or (), command=again)
+        typer.echo(f"{written}: {ended} of {of} planned runs; verdicts may change until the last has ended")
+        return
 
     def lines() -> list[str]:
         found, queue = status_of(planned, results, only or [], compare=True), read_queue()

@@ -119,11 +119,17 @@ def _pace(rows: list[dict[str, Any]]) -> float | None:
     return (ended - began) / steps if began is not None and ended is not None and steps else None
 
 
+def is_graded(directory: Path, *, suites: bool) -> bool:
+    """Whether a trained model was graded, with ``suites`` on the further data sets too."""
+    graded = (directory / "grades.json").exists() and (not suites or (directory / _SUITES).exists())
+    return graded and (directory / "manifest.json").exists()
+
+
 def status_of_run(root: Path, run: Run, steps: int, *, suites: bool = False) -> RunStatus:
     """Determines the state of one run; with ``suites`` it is done once those are graded too."""
     directory, log = root / "runs" / run.run_id, root / "logs/train" / f"{run.run_id}.log"
     if (directory / "manifest.json").exists():
-        if (directory / "grades.json").exists() and (not suites or (directory / _SUITES).exists()):
+        if is_graded(directory, suites=suites):
             return RunStatus(run.run_id, "done", steps, steps)
         for stage in _LOG_STAGES:
             log = root / "logs" / stage / "runs" / f"{run.run_id}.log"
