@@ -90,6 +90,23 @@ def test_a_finished_experiment_becomes_a_release_that_its_check_accepts(local, c
     assert "difficulty.md" in (released / "README.md").read_text()
 
 
+def test_the_page_of_the_finished_runs_of_an_unfinished_experiment_becomes_a_release(local, checkout):
+    made = local / "finished"
+    shutil.move(local, checkout / "elsewhere")
+    shutil.move(checkout / "elsewhere", made)
+    planned = read_results(made).expected
+    write_plan(made, Plan(expected=[*planned, planned[0] | {"seed": 99}]))
+    make_table("main", read_results(made), made / "tables/main")
+    with refused("results/testbed", "make the results first"):
+        adopt("testbed")
+    assert adopt("testbed", finished=True).startswith("results/released/testbed: 6 runs, ")
+    released = checkout / "results/released/testbed"
+    assert (released / "plan.json").read_bytes() == (made / "plan.json").read_bytes()
+    assert "6 of 7 planned runs" in (released / "README.md").read_text()
+    with refused("results/absent/finished", "troll status FILE --page"):
+        adopt("absent", finished=True)
+
+
 def test_what_could_not_be_traced_or_would_lose_something_is_refused(local, checkout):
     released = checkout / "results/released/testbed"
     (checkout / "source.py").write_text("one = 2\n")

@@ -225,11 +225,12 @@ def test_answers_name_the_verdict_the_average_and_what_must_not_be_overlooked(tm
     assert answer("mine", [record]) == "", "no question is known"
     tests = {"test": [1, 2], "endpoint": "auc", "tasks": "both", "condition": ["rate-1e-5", "rate-3e-5"]}
     tests |= {"difference": 0.04, "difference_low": [0.01, -0.02], "difference_high": 0.07, "within": False}
-    pd.DataFrame(tests | {"seeds": 12, "outcome": ["succeeded", "failed"]}).to_csv(tmp_path / "sequence.csv")
+    tests |= {"seeds": [12, 11], "planned": 12, "outcome": ["succeeded", "failed"]}
+    pd.DataFrame(tests).to_csv(tmp_path / "sequence.csv")
     assert answer("testbed", [record], tmp_path) == (
         "At a rate of 1e-5 **above**: TROLL minus clip +4.0 [+1.0, +7.0] points of mean height of the "
         "training curve, 12 seeds. At a rate of 3e-5 **not decided**: TROLL minus clip +4.0 [−2.0, +7.0] "
-        "points of mean height of the training curve, 12 seeds"
+        "points of mean height of the training curve, 11 of 12 planned seeds"
     )
     retired = answer("testbed", [record | {"retired": "asked elsewhere"}])
     assert retired.startswith("The claim is retired: TROLL minus clip +20.0")

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import synthetic
 from refusals import refused
 from scipy import stats
 
@@ -125,7 +126,7 @@ def test_a_seed_without_a_run_is_left_out_of_the_tests_that_need_it():
     gone = whole.runs["run_id"] == f"m/chains/clip/grpo/{HIGH}/seed8003"
     table = rates_sequence.sequence(Results(whole.runs[~gone], whole.items, whole.expected))
     both = table[table["tasks"] == "both"]
-    assert list(both["seeds"]) == [12, 11, 11, 12, 11]
+    assert list(both["seeds"]) == [12, 11, 11, 12, 11] and set(both["planned"]) == {12}
 
 
 def test_planned_runs_that_have_not_ended_are_counted():
@@ -150,3 +151,13 @@ def test_the_page_says_which_tests_count_and_on_how_many_runs_they_rest():
     )
     assert "0.0 [0.0, 0.0]" in second and second.endswith("| 0 of 12 | 1.000 | yes | failed |")
     assert any(line.endswith("| exploratory |") for line in lines) and "88 of 96 planned runs" in page
+
+
+def test_without_a_plan_nothing_is_tested(tmp_path):
+    runs, bases = synthetic.write_experiment(
+        tmp_path / "made", tasks=["chains"], conditions=["stale"], estimators=["grpo"], seeds=2, batches=2
+    )
+    synthetic.collect(runs, tmp_path, bases)
+    with refused("has no plan.json", "troll status FILE --page"):
+        rates_sequence.test(tmp_path, incomplete=True)
+    assert not (tmp_path / "sequence.csv").exists()

@@ -227,7 +227,7 @@ def test_the_first_table_says_where_base_clip_and_troll_ended_and_at_which_rate(
 def test_the_fixed_sequence_stands_in_the_first_table_whichever_way_it_falls(
     runs, tmp_path, low, high, within, outcome, answer
 ):
-    row = {"test": 1, "endpoint": "auc", "condition": "stale", "tasks": "both", "seeds": 12}
+    row = {"test": 1, "endpoint": "auc", "condition": "stale", "tasks": "both", "seeds": 12, "planned": 12}
     row |= {"difference": (low + high) / 2, "difference_low": low, "difference_high": high}
     (tmp_path / "smollm2-rates").mkdir()
     pd.DataFrame([row | {"within": within, "outcome": outcome}]).to_csv(

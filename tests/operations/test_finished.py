@@ -76,7 +76,11 @@ def test_planned_runs_that_are_not_finished_stand_in_the_tables_as_not_run(file,
     assert [run["trust_region"] for run in plan["expected"]] == ["clip", "troll"]
     after = files(results)
     if archive:  # finished runs are kept, as the workflow would keep them
-        assert {path.name for path in after.keys() - before.keys()} == {".lock", "base.parquet", "clip.parquet"}
+        assert {path.name for path in after.keys() - before.keys()} == {
+            ".lock",
+            "base.parquet",
+            "clip.parquet",
+        }
     else:
         assert after == before, "nothing that the workflow makes or reads"
     finish("troll", archive=archive)

@@ -71,18 +71,23 @@ def check_results(
 
 
 @app.command()
-def adopt(name: Annotated[str, typer.Argument(help="a directory in results/, such as testbed")]) -> None:
+def adopt(
+    name: Annotated[str, typer.Argument(help="a directory in results/, such as testbed")],
+    finished: Annotated[
+        bool, typer.Option("--finished", help="of an unfinished experiment, what `troll status --page` made")
+    ] = False,
+) -> None:
     """Replace the release of an experiment or a board by the local results.
 
     Copies tables, figures, verdicts and tidy rows from results/NAME to results/released/NAME, after making
     them again and comparing. Refused if the source has uncommitted changes. Of an unfinished experiment with
-    `archive: true`, only the rows of finished runs are copied.
+    `archive: true`, only the rows of finished runs are copied, or with --finished the page of them too.
 
     Example: troll release adopt testbed
     """
     from troll.operations.adopt import adopt as copy_to_release
 
-    typer.echo(copy_to_release(name))
+    typer.echo(copy_to_release(name, finished=finished))
 
 
 @app.command()

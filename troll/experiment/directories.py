@@ -10,6 +10,8 @@ RESULTS = Path("results")
 """The directory of all results, in the root of a checkout or of a user's own folder."""
 RELEASED = "released"
 """The directory in it that holds released results; no experiment can have this name."""
+FINISHED = "finished"
+"""Directory, in that of an experiment or of a group, for what its finished runs show before all are."""
 
 
 def released_directory(results: Path) -> Path:

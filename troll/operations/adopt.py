@@ -22,7 +22,7 @@ from troll.analysis.data.tidy import (
 from troll.analysis.report.check import check_results
 from troll.common.checkout import DIRTY, commit_of, is_committed
 from troll.common.errors import UserError
-from troll.experiment.directories import RELEASED, RESULTS, released_directory
+from troll.experiment.directories import FINISHED, RELEASED, RESULTS, released_directory
 from troll.operations.released import check_measurements, has_measurements
 
 _BOARD = "protocol.yaml"
@@ -31,22 +31,24 @@ _MEASURED = ("cost", "approximation")
 _FILES = {"tables": "*.csv", "figures": "*.png"}
 
 
-def adopt(name: str) -> str:
+def adopt(name: str, *, finished: bool = False) -> str:
     """Replaces the release of an experiment or a board by the local results; returns a summary.
 
     Of an experiment with ``archive: true`` that is not finished, only the rows of its finished runs are
-    copied. The new directory is checked before it replaces the old one.
+    copied; with ``finished``, also the tables, figures and verdicts that `troll status --page` made of them,
+    and the whole plan. The new directory is checked before it replaces the old one.
 
     Raises:
         UserError: there are no such results; the source or the release has uncommitted changes; runs come
             from a rehearsal or from uncommitted source; or tables differ from what the data give.
     """
-    local = RESULTS / name
-    released = released_directory(local)
+    local = RESULTS / name / FINISHED if finished else RESULTS / name
+    released = released_directory(RESULTS / name)
     if Path(name).name != name or name == RELEASED:
         raise UserError(f"adopt: {name}: must be the name of a directory in {RESULTS}, such as testbed")
     if not any((local / file).exists() for file in (TIDY, _BOARD)):
-        raise UserError(f"adopt: {local}: has neither {TIDY}/ nor {_BOARD}; make the results first")
+        make = "make them by `troll status FILE --page`" if finished else "make the results first"
+        raise UserError(f"adopt: {local}: has neither {TIDY}/ nor {_BOARD}; {make}")
     _check_committed(released)
     released.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=released.parent) as temporary:

@@ -12,7 +12,7 @@ from troll.analysis.claims.verdicts import judge, read_claims
 from troll.analysis.data.results import Plan, read_results
 from troll.analysis.data.tidy import table_files
 from troll.common.errors import UserError
-from troll.experiment.directories import released_directory
+from troll.experiment.directories import FINISHED, released_directory
 from troll.experiment.experiment import Experiment
 from troll.operations.collect import collect
 from troll.operations.outputs import entries_of, figures_of, reusable_runs
@@ -20,9 +20,6 @@ from troll.operations.places import places_of, run_id_of
 from troll.operations.report import write_report
 from troll.operations.status import is_graded, status_of
 from troll.operations.targets import Targets, skipped_tasks
-
-FINISHED = "finished"
-"""Directory, in that of an experiment or of a group, for what its finished runs show."""
 
 
 def write_finished(

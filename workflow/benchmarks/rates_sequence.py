@@ -50,11 +50,12 @@ def sequence(results: Results) -> pd.DataFrame:
 
     Returns:
         A row for each test over both tasks and for each of its tasks alone: ``test`` (1 to 4), ``endpoint``,
-        ``condition``, ``tasks``, ``seeds`` (complete ones), ``difference`` (TROLL minus clip) with its 95 %
-        interval, ``positive`` (seeds with a positive difference), ``p`` of Student's paired test, for test 4
+        ``condition``, ``tasks``, ``seeds`` (complete ones) of those ``planned``, ``difference`` (TROLL minus
+        clip) with its 95 % interval, ``positive`` (seeds with a positive difference), ``p`` of Student's paired test, for test 4
         corrected by Holm's method, ``within`` (the interval is inside the margin), and ``outcome``:
         succeeded, failed or exploratory; empty for single tasks.
     """
+    planned_runs = results.expected or ()
     heights, ends = _by_seed(results, "auc"), _by_seed(results, "pass@1")
     tests = [
         [("auc", LOWER, _difference(heights, LOWER))],
@@ -73,7 +74,9 @@ def sequence(results: Results) -> pd.DataFrame:
             rows.append(row | {"outcome": ("succeeded" if one else "failed") if open_ else "exploratory"})
             rows += [_row(number, endpoint, condition, str(task), values[task]) for task in values]
         open_ = open_ and succeeded
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    table.insert(table.columns.get_loc("seeds") + 1, "planned", len({run["seed"] for run in planned_runs}))
+    return table
 
 
 def _by_seed(results: Results, endpoint: str) -> pd.DataFrame:
@@ -182,6 +185,11 @@ def test(
     """Test the claims of smollm2-rates in their order, into sequence.csv and sequence.md."""
     begin(None)
     results = read_results(directory)
+    if results.expected is None:
+        raise UserError(
+            f"{directory}: has no plan.json, which says how many runs are planned; "
+            "`troll status FILE --page` writes one to results/smollm2-rates/finished"
+        )
     if not incomplete:
         refuse_early(results, directory)
     tests, planned = sequence(results), len(results.expected or ())

@@ -116,6 +116,12 @@ def sequence_tests(directory: Path) -> Iterator[tuple[Mapping[str, Any], str, st
         shown = f"{points(test['difference'])} {bracketed(test, 'difference')} points"
         yield (
             {str(name): value for name, value in test.items()},
-            f"{shown} of mean height of the training curve, {int(test['seeds'])} seeds",
+            f"{shown} of mean height of the training curve, {_seeds(test)}",
             answer if test["outcome"] != "exploratory" else f"{answer} (exploratory)",
         )
+
+
+def _seeds(test: "pd.Series[Any]") -> str:
+    """How many seeds a test rests on, and of how many if fewer than planned."""
+    seeds, planned = int(test["seeds"]), int(test["planned"])
+    return f"{seeds} seeds" if seeds == planned else f"{seeds} of {planned} planned seeds"
