@@ -51,9 +51,9 @@ def sequence(results: Results) -> pd.DataFrame:
     Returns:
         A row for each test over both tasks and for each of its tasks alone: ``test`` (1 to 4), ``endpoint``,
         ``condition``, ``tasks``, ``seeds`` (complete ones) of those ``planned``, ``difference`` (TROLL minus
-        clip) with its 95 % interval, ``positive`` (seeds with a positive difference), ``p`` of Student's paired test, for test 4
-        corrected by Holm's method, ``within`` (the interval is inside the margin), and ``outcome``:
-        succeeded, failed or exploratory; empty for single tasks.
+        clip) with its 95 % interval, ``positive`` (seeds with a positive difference), ``p`` of Student's
+        paired test, for test 4 corrected by Holm's method, ``within`` (the interval is inside the margin),
+        and ``outcome``: succeeded, failed or exploratory; empty for single tasks.
     """
     planned_runs = results.expected or ()
     heights, ends = _by_seed(results, "auc"), _by_seed(results, "pass@1")
