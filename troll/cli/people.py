@@ -239,7 +239,8 @@ def status(
             raise UserError("status: --page and --watch: use one of them")
         again = f"troll status {experiment}{''.join(f' --only {name}' for name in only or ())} --page"
         written, ended, of = write_finished(planned, results, only or (), command=again)
-        typer.echo(f"{written}: {ended} of {of} planned runs; verdicts may change until the last has ended")
+        early = "; verdicts may change until the last has ended" if ended < of else ""
+        typer.echo(f"{written}: {ended} of {of} planned runs{early}")
         return
 
     def lines() -> list[str]:
