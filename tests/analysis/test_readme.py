@@ -243,6 +243,10 @@ def test_the_fixed_sequence_stands_in_the_first_table_whichever_way_it_falls(
     tested = runs[(runs["source"] == "test") & (runs["metric"] == "pass@1") & (runs["condition"] == "stale")]
     clip = tested[(tested["trust_region"] == "clip") & (tested["task"] == "chains")]["value"].mean()
     assert f"clip {100 * clip:.0f}, TROLL" in line and "chains: base " in line
+    alone = (both["trust_region"] == "troll") & (both["seed"] == 0)
+    (lonely,) = (line for line in front([], tmp_path, both[~alone]).splitlines() if "135M" in line)
+    kept = tested[(tested["trust_region"] == "clip") & (tested["task"] == "chains") & (tested["seed"] != 0)]
+    assert f"clip {100 * kept['value'].mean():.0f}, TROLL" in lonely, "of the seeds that both have"
 
 
 def test_settings_of_a_condition_are_told_together(main, items):

@@ -106,14 +106,16 @@ def _rows_of(
 
 def _ends(verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
     """Returns where base model, baseline and method ended by task: means over runs with their pair."""
-    ended = _rows_of(verdict, runs)
+    names = {BASE: "base", str(verdict.claim.baseline): "clip", verdict.claim.trust_region: "TROLL"}
+    return by_task(_paired(_rows_of(verdict, runs)), names)
+
+
+def _paired(ended: pd.DataFrame) -> pd.DataFrame:
+    """Returns the rows of base models, and of runs with a run of the other rule beside them."""
     of_base = ended["trust_region"] == BASE
     run = ["experiment", "model", "task", "estimator", "condition", "seed"]
     rules = ended[~of_base].groupby(run, observed=True)["trust_region"].transform("nunique")
-    ended = ended[of_base | (rules.reindex(ended.index) == 2)]
-    return by_task(
-        ended, {BASE: "base", str(verdict.claim.baseline): "clip", verdict.claim.trust_region: "TROLL"}
-    )
+    return ended[of_base | (rules.reindex(ended.index) == 2)]
 
 
 def _rates(verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
@@ -147,7 +149,7 @@ def _rates_sequence(directory: Path, runs: pd.DataFrame) -> Iterator[str]:
             f"A pretrained model of 135M parameters, three passes, {rate}; clip cuts"
             f" {100 * share['value'].mean():.1f} % of tokens "
             "([every test](results/released/smollm2-rates/sequence.md))",
-            by_task(tested, {BASE: "base", "clip": "clip", "troll": "TROLL"}),
+            by_task(_paired(tested), {BASE: "base", "clip": "clip", "troll": "TROLL"}),
             difference,
             answer,
             "`troll run workflow/config/smollm2-rates.yaml --repeat`",
