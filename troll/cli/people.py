@@ -237,7 +237,8 @@ def status(
 
         if watch:
             raise UserError("status: --page and --watch: use one of them")
-        again = f"troll status {experiment}{''.join(f' --only {name}' for name in only or ())} --page"
+        parts = [f" --only {name}" for name in only or ()] + ([f" --seeds {seeds}"] if seeds else [])
+        again = f"troll status {experiment}{''.join(parts)} --page"
         written, ended, of = write_finished(planned, results, only or (), command=again)
         early = "; verdicts may change until the last has ended" if ended < of else ""
         typer.echo(f"{written}: {ended} of {of} planned runs{early}")
