@@ -75,7 +75,7 @@ def sequence(results: Results) -> pd.DataFrame:
             rows += [_row(number, endpoint, condition, str(task), values[task]) for task in values]
         open_ = open_ and succeeded
     table = pd.DataFrame(rows)
-    table.insert(table.columns.get_loc("seeds") + 1, "planned", len({run["seed"] for run in planned_runs}))
+    table.insert([*table].index("seeds") + 1, "planned", len({run["seed"] for run in planned_runs}))
     return table
 
 
