@@ -177,7 +177,8 @@ def test_cheap_commands_run(checkout, troll):
         if "parity" not in text:  # a task that the reader is about to write
             # This machine need not have what the paper's experiments take, and is told so.
             lacking = "cannot run here yet" in result.stdout and "paper" in text
-            assert result.returncode == (1 if lacking else 0), f"{text}: {result.stderr}"
+            early = "--page" in words and "so there is no page yet" in result.stderr
+            assert result.returncode == (1 if lacking or early else 0), f"{text}: {result.stderr}"
             ran.append(text)
     assert len(ran) >= 5, ran
 
