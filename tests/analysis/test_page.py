@@ -227,11 +227,16 @@ def test_answers_name_the_verdict_the_average_and_what_must_not_be_overlooked(tm
     tests |= {"difference": 0.04, "difference_low": [0.01, -0.02], "difference_high": 0.07, "within": False}
     tests |= {"seeds": [12, 11], "planned": 12, "outcome": ["succeeded", "failed"]}
     pd.DataFrame(tests).to_csv(tmp_path / "sequence.csv")
-    assert answer("testbed", [record], tmp_path) == (
-        "At a rate of 1e-5 **above**: TROLL minus clip +4.0 [+1.0, +7.0] points of mean height of the "
-        "training curve, 12 seeds. At a rate of 3e-5 **not decided**: TROLL minus clip +4.0 [−2.0, +7.0] "
-        "points of mean height of the training curve, 11 of 12 planned seeds"
-    )
+    height = "points of mean height of the training curve"
+    first = f"At a rate of 1e-5 **above**: TROLL minus clip +4.0 [+1.0, +7.0] {height}"
+    second = f"At a rate of 3e-5 **not decided**: TROLL minus clip +4.0 [−2.0, +7.0] {height}"
+    told = f"{first}; 12 seeds. {second}; 11 of 12 planned seeds"
+    assert answer("testbed", [record], tmp_path) == told
+    alone = pd.DataFrame(tests).iloc[[0, 0]].assign(tasks=["chains", "functions"], difference=[0.09, -0.01])
+    final = pd.DataFrame(tests).iloc[[0]].assign(test=4, endpoint="pass@1", difference=0.05)
+    pd.concat([pd.DataFrame(tests), alone, final]).to_csv(tmp_path / "sequence.csv")
+    more = " (chains +9.0, functions −1.0); +5.0 [+1.0, +7.0] points of test pass@1"
+    assert answer("testbed", [record], tmp_path) == told.replace(first, first + more)
     retired = answer("testbed", [record | {"retired": "asked elsewhere"}])
     assert retired.startswith("The claim is retired: TROLL minus clip +20.0")
     few = {"pooled": None, "evidence": [], "reason": "no runs"}

@@ -99,6 +99,8 @@ def test_a_table_says_in_how_many_places_its_runs_were_made(runs, items):
         "The runs were made in 2 places: 32 on an unknown processor with versions eeeeeee and 16 on Xeon "
         "AVX2 with versions 1111111."
     ]
+    gpu = runs["hardware"].astype(str).mask(there, '{"processor": "Xeon", "gpus": ["A card", "A card"]}')
+    assert "and 16 on A card with versions" in notes(runs.assign(hardware=gpu))[0]
 
 
 CHANGES = (

@@ -161,3 +161,24 @@ def test_without_a_plan_nothing_is_tested(tmp_path):
     with refused("has no plan.json", "troll status FILE --page"):
         rates_sequence.test(tmp_path, incomplete=True)
     assert not (tmp_path / "sequence.csv").exists()
+
+
+def test_the_differences_stand_by_machine_where_there_are_two():
+    def value(endpoint, condition, rule, task, seed):
+        gain = (0.2 if seed > 8006 else 0.1) + (seed % 2) / 100
+        return 0.5 + gain * (rule == "troll") * (2 if endpoint == "auc" else 1)
+
+    made = results(value)
+    made.runs["hardware"] = made.runs["seed"].map(
+        lambda seed: '{"gpus": ["A card"]}' if seed > 8006 else '{"processor": "Zen"}'
+    )
+    rows = rates_sequence.by_machine(made)
+    gains = rows.set_index(["endpoint", "condition", "machine"])["difference"]
+    assert len(rows) == 8 and set(rows["seeds"]) == set(rows["positive"]) == {6}
+    assert gains["auc", LOW, "Zen"] == pytest.approx(0.21) and gains["auc", LOW, "A card"] == pytest.approx(
+        0.41
+    )
+    assert gains["pass@1", HIGH, "A card"] == pytest.approx(0.205)
+    assert "| A card | 6 | +41.0" in rates_sequence.machines_page(rows)
+    made.runs["hardware"] = '{"processor": "Zen"}'
+    assert rates_sequence.machines_page(rates_sequence.by_machine(made)) == ""

@@ -239,10 +239,13 @@ def test_the_fixed_sequence_stands_in_the_first_table_whichever_way_it_falls(
     others = runs[runs["metric"] != "summary/mean/clip_fraction"]
     both = pd.concat([others, cut]).assign(experiment="smollm2-rates")
     (line,) = (line for line in front([], tmp_path, both).splitlines() if "135M" in line)
-    assert f"| {answer} |" in line and "clip cuts 8.0 % of tokens" in line and ", 12 seeds |" in line
+    assert f"| {answer} |" in line and "clip cuts 8.0 % of tokens" in line and "; 12 seeds |" in line
     tested = runs[(runs["source"] == "test") & (runs["metric"] == "pass@1") & (runs["condition"] == "stale")]
     clip = tested[(tested["trust_region"] == "clip") & (tested["task"] == "chains")]["value"].mean()
     assert f"clip {100 * clip:.0f}, TROLL" in line and "chains: base " in line
+    lost = both["value"].where(~both["trust_region"].eq("troll") | both["task"].ne("chains"), 0.0)
+    (low,) = (line for line in front([], tmp_path, both.assign(value=lost)).splitlines() if "135M" in line)
+    assert f"| {answer}, but its mean is below the base model's on chains |" in low
     alone = (both["trust_region"] == "troll") & (both["seed"] == 0)
     (lonely,) = (line for line in front([], tmp_path, both[~alone]).splitlines() if "135M" in line)
     kept = tested[(tested["trust_region"] == "clip") & (tested["task"] == "chains") & (tested["seed"] != 0)]

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import typer
 
+from troll.analysis.data.provenance import machine_name
 from troll.analysis.data.results import Results, read_results
 from troll.analysis.data.summaries import per_run
 from troll.analysis.data.tidy import BASE
@@ -41,6 +42,17 @@ _STYLES = {
     "within": Style("Within the margin"),
     "outcome": Style("Outcome"),
 }
+_OF_MACHINES = (
+    "endpoint",
+    "condition",
+    "machine",
+    "seeds",
+    "difference",
+    "difference_low",
+    "difference_high",
+    "positive",
+)
+_ENDPOINTS = {"auc": "mean height of the curve", "pass@1": "test pass@1"}
 CHOOSING = (range(8001, 8007), range(8007, 8013))
 """Each half of the seeds chooses the rates of the other half."""
 
@@ -79,13 +91,33 @@ def sequence(results: Results) -> pd.DataFrame:
     return table
 
 
+def by_machine(results: Results) -> pd.DataFrame:
+    """The differences at each rate among the seeds of one kind of machine, which test nothing.
+
+    Returns:
+        A row for each endpoint, rate and machine: ``endpoint``, ``condition``, ``machine``, ``seeds``,
+        ``difference`` over both tasks with its 95 % interval, and ``positive``; empty if all seeds come from
+        one kind of machine.
+    """
+    runs = results.runs[results.runs["trust_region"] != BASE].drop_duplicates("seed")
+    machines = dict(zip(runs["seed"], map(machine_name, runs["hardware"].astype(str)), strict=True))
+    rows = []
+    for endpoint in MARGINS if len(set(machines.values())) > 1 else ():
+        values = _by_seed(results, endpoint)
+        for condition in (LOWER, HIGHER):
+            seeds = _difference(values, condition).mean(axis=1)
+            for machine, own in seeds.groupby(seeds.index.map(machines)):
+                row = _row(0, endpoint, condition, "both", own) | {"machine": str(machine)}
+                rows.append({name: row[name] for name in row if name in _OF_MACHINES})
+    return pd.DataFrame(rows)
+
+
 def _by_seed(results: Results, endpoint: str) -> pd.DataFrame:
     """An endpoint of every run: a row per seed, a column per condition, rule and task."""
     table = per_run(results.runs)
     table = table[table["trust_region"] != BASE]
-    return table.pivot(index="seed", columns=["condition", "trust_region", "task"], values=endpoint).astype(
-        float
-    )
+    columns = ["condition", "trust_region", "task"]
+    return table.pivot(index="seed", columns=columns, values=endpoint).astype(float).sort_index(axis=1)
 
 
 def _difference(values: pd.DataFrame, condition: str) -> pd.DataFrame:
@@ -134,7 +166,7 @@ def _row(number: int, endpoint: str, condition: str, tasks: str, seeds: pd.Serie
 def to_page(tests: pd.DataFrame, ended: int, planned: int) -> str:
     """Returns the tests as a Markdown table that says how many of the planned runs they rest on."""
     shown_rows = tests.assign(
-        endpoint=tests["endpoint"].replace({"auc": "mean height of the curve", "pass@1": "test pass@1"}),
+        endpoint=tests["endpoint"].replace(_ENDPOINTS),
         positive=[f"{row.positive} of {row.seeds}" for row in tests.itertuples()],
         within=["yes" if within else "no" for within in tests["within"]],
         outcome=tests["outcome"].replace({"": "–"}),
@@ -151,6 +183,26 @@ def to_page(tests: pd.DataFrame, ended: int, planned: int) -> str:
             "first that failed is exploratory. Rows of single tasks decide nothing. The p-values of test 4 "
             f"are corrected by Holm's method. Margin: {margins}.",
             columns=[*_STYLES, "difference_low", "difference_high"],
+        )
+    )
+
+
+def machines_page(rows: pd.DataFrame) -> str:
+    """Returns the differences by machine as a Markdown table; empty if there is one kind."""
+    if rows.empty:
+        return ""
+    shown_rows = rows.assign(
+        endpoint=rows["endpoint"].replace(_ENDPOINTS),
+        positive=[f"{row.positive} of {row.seeds}" for row in rows.itertuples()],
+    )
+    names = ("endpoint", "condition", "machine", "seeds", "difference", "positive")
+    return "\n" + to_markdown(
+        table(
+            [dict(row) for _, row in shown_rows.iterrows()],
+            {name: Style("Machine") if name == "machine" else _STYLES[name] for name in names},
+            "The same differences among the seeds of one kind of machine; added after the tests, of which it "
+            "is none.",
+            columns=list(_OF_MACHINES),
         )
     )
 
@@ -194,7 +246,8 @@ def test(
         refuse_early(results, directory)
     tests, planned = sequence(results), len(results.expected or ())
     write_text(directory / "sequence.csv", tests.to_csv(index=False))
-    write_text(directory / "sequence.md", to_page(tests, planned - lacking(results), planned))
+    page = to_page(tests, planned - lacking(results), planned) + machines_page(by_machine(results))
+    write_text(directory / "sequence.md", page)
     print(tests.to_string(index=False))
 
 

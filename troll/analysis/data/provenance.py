@@ -1,5 +1,6 @@
 """Provenance checks: runs that are compared must come from the same program and data."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -103,3 +104,15 @@ def check_clean(runs: pd.DataFrame, place: Path) -> None:
             f"{place}: {len(unknown)} of {len(commits)} runs, such as {unknown['run_id'].iloc[0]}, were made "
             "from uncommitted source and cannot be released; commit the source and run them again"
         )
+
+
+def machine_name(hardware: str) -> str:
+    """Returns what a run was computed on, from the tidy column ``hardware``: its GPUs, else the processor.
+
+    A processor's name alone says little, so its instruction set follows.
+    """
+    recorded = json.loads(hardware) if hardware else {}
+    if gpus := dict.fromkeys(recorded.get("gpus") or ()):
+        return " and ".join(gpus)
+    names = (recorded.get("processor"), recorded.get("capability"))
+    return " ".join(filter(None, names)) or "an unknown processor"

@@ -52,9 +52,8 @@ def front(judged: Sequence[ClaimVerdict], results: Path, runs: pd.DataFrame) -> 
     """
     known = {item.claim.id: item for item in judged if item.verdict != "not run"}
     rows = [_claim(item, known[item.claim], runs) for item in QUESTIONS if item.claim in known]
-    # The next question after those of the testbed.
-    rows[2:2] = _duel(results / "duel")
-    rows += _rates_sequence(results / "smollm2-rates", runs)
+    # The next questions after those of the testbed.
+    rows[2:2] = [*_duel(results / "duel"), *_rates_sequence(results / "smollm2-rates", runs)]
     rows += _step(results / "gpu")
     header = [
         "| What was compared | Test pass@1 in % | TROLL minus clip | TROLL is | Command |",
@@ -137,8 +136,8 @@ def _cut(verdict: ClaimVerdict, runs: pd.DataFrame) -> str:
 
 def _rates_sequence(directory: Path, runs: pd.DataFrame) -> Iterator[str]:
     """Yields the first two tests of a fixed sequence: mean height of the curve, at either learning rate."""
-    for test, difference, answer in sequence_tests(directory):
-        own = runs[runs["experiment"] == directory.name]
+    own = runs[runs["experiment"] == directory.name]
+    for test, difference, answer in sequence_tests(directory, own):
         at_rate = own[own["condition"].isin([test["condition"], ""])]
         share = at_rate[
             (at_rate["metric"] == "summary/mean/clip_fraction") & (at_rate["trust_region"] == "clip")

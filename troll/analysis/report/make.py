@@ -1,7 +1,6 @@
 """Computation and writing of the tables and figures in the registry."""
 
 import inspect
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -10,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from troll.analysis.data.provenance import machine_name
 from troll.analysis.data.results import Results
 from troll.analysis.data.summaries import require_one
 from troll.analysis.data.tidy import BASE
@@ -47,21 +47,14 @@ def table(name: str, results: Results) -> pd.DataFrame:
 
 
 def _places_note(results: Results) -> list[str]:
-    """Returns a note on the processors and libraries of the runs, if there are several."""
+    """Returns a note on the machines and libraries of the runs, if there are several."""
     runs = results.runs.loc[results.runs["trust_region"] != BASE].drop_duplicates(["experiment", "run_id"])
     versions = runs["digest_environment"].astype(str)
-    places = Counter(zip(map(_processor, runs["hardware"]), versions, strict=True))
+    places = Counter(zip(map(machine_name, runs["hardware"]), versions, strict=True))
     if len(places) < 2:
         return []
     parts = [f"{count} on {name} with versions {digest[:7]}" for (name, digest), count in places.items()]
     return [f"The runs were made in {len(places)} places: {listed(parts)}."]
-
-
-def _processor(hardware: str) -> str:
-    """Returns the processor and instruction set that a run's manifest records."""
-    parsed = json.loads(hardware) if hardware else {}
-    names = (parsed.get("processor"), parsed.get("capability"))
-    return " ".join(filter(None, names)) or "an unknown processor"
 
 
 def _entry(kind: Kind, name: str) -> Entry:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from troll.analysis.data.tidy import BASE
 from troll.analysis.leaderboard.board import AT_EDGES
 from troll.analysis.leaderboard.protocol import read_protocol
 from troll.analysis.render.formats import bracketed, listed, points
@@ -98,11 +99,14 @@ def equal_up_to(directory: Path) -> str:
     return f"its protocol calls differences up to {100 * margin:g} points equal"
 
 
-def sequence_tests(directory: Path) -> Iterator[tuple[Mapping[str, Any], str, str]]:
+def sequence_tests(
+    directory: Path, runs: pd.DataFrame | None = None
+) -> Iterator[tuple[Mapping[str, Any], str, str]]:
     """Yields the first two tests of a fixed sequence: mean height of the training curve at either rate.
 
-    Each is a row of sequence.csv, its difference with the interval in points, and its outcome; nothing
-    without this file.
+    Each is a row of sequence.csv; its difference in words, with those of the tasks and of test pass@1; and
+    its outcome. Nothing without this file. With ``runs``, the experiment's tidy table, the outcome names the
+    tasks in which the method ends below its base model.
     """
     path = directory / "sequence.csv"
     if not path.exists():
@@ -113,12 +117,33 @@ def sequence_tests(directory: Path) -> Iterator[tuple[Mapping[str, Any], str, st
             "above" if test["difference_low"] > 0 else "below" if test["difference_high"] < 0 else "undecided"
         )
         answer = OUTCOMES["within" if side == "undecided" and test["within"] else side]
-        shown = f"{points(test['difference'])} {bracketed(test, 'difference')} points"
+        at_rate = tests[tests["condition"] == test["condition"]]
+        alone = at_rate[(at_rate["test"] == test["test"]) & (at_rate["tasks"] != "both")]
+        tasks = ", ".join(f"{row['tasks']} {points(row['difference'])}" for _, row in alone.iterrows())
+        shown = f"{_with_interval(test)} points of mean height of the training curve"
+        shown += f" ({tasks})" if tasks else ""
+        final = at_rate[(at_rate["tasks"] == "both") & (at_rate["endpoint"] == "pass@1")]
+        shown += "".join(f"; {_with_interval(row)} points of test pass@1" for _, row in final.iterrows())
+        below = [] if runs is None else _below_base(runs[runs["condition"].isin([test["condition"], ""])])
+        but = f", but {BELOW[1]} on {listed(below)}" if below else ""
         yield (
             {str(name): value for name, value in test.items()},
-            f"{shown} of mean height of the training curve, {_seeds(test)}",
-            answer if test["outcome"] != "exploratory" else f"{answer} (exploratory)",
+            f"{shown}; {_seeds(test)}",
+            answer + (" (exploratory)" if test["outcome"] == "exploratory" else "") + but,
         )
+
+
+def _with_interval(test: "pd.Series[Any]") -> str:
+    return f"{points(test['difference'])} {bracketed(test, 'difference')}"
+
+
+def _below_base(runs: pd.DataFrame) -> list[str]:
+    """Returns the tasks in which the mean test pass@1 of TROLL's runs is below the base model's."""
+    ended = runs[(runs["metric"] == "pass@1") & (runs["source"] == "test")]
+    means = ended.groupby(["task", "trust_region"], observed=True)["value"].mean().unstack()
+    if not {BASE, "troll"} <= {*means.columns}:
+        return []
+    return [str(task) for task in means.index[means["troll"] < means[BASE]]]
 
 
 def _seeds(test: "pd.Series[Any]") -> str:

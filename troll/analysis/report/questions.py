@@ -177,10 +177,11 @@ def answer(
         directory: its results, in which a fixed sequence of tests decides before any claim.
         runs: its tidy table, which answers an exploratory question, one without a claim.
     """
-    tests = [
-        f"{test['condition'].replace('rate-', 'At a rate of ')} {reading}: TROLL minus clip {difference}"
-        for test, difference, reading in (sequence_tests(directory) if directory else ())
-    ]
+    tests = []
+    for test, difference, reading in sequence_tests(directory, runs) if directory else ():
+        above, *below = reading.split(", but ")
+        said = f"{test['condition'].replace('rate-', 'At a rate of ')} {above}: TROLL minus clip {difference}"
+        tests.append(", but ".join([said, *below]))
     if tests:
         return ". ".join(tests)
     question = QUESTIONS.get(name)
