@@ -206,26 +206,46 @@ def test_the_memory_of_a_step_is_what_was_measured(measured):
     assert estimated == pytest.approx(measured["step, clip", "auto"], rel=0.01)
 
 
+def _peaks(directory):
+    tidy = pd.read_parquet(directory / "tidy", columns=["run_id", "seed", "metric", "value", "source"])
+    rows = tidy[(tidy["metric"] == "peak_gib") & (tidy["source"] == "manifest")]
+    return rows.dropna(subset=["seed"]).set_index("run_id")
+
+
+def _of_tensors(experiment, peaks):
+    """What is estimated for the update of each run, without CUDA and NCCL."""
+    runs, estimates = {run.run_id: run for run in experiment.runs()}, {}
+    for run_id in peaks.index:
+        run = runs[run_id]
+        shape = shape_of(experiment.models[run.model].pretrained)
+        update = dict(memory_of(shape, experiment.training_of(run), 80).update)
+        del update["CUDA, NCCL and the rest"]
+        estimates[run_id] = sum(update.values())
+    return pd.Series(estimates)
+
+
 def test_the_error_against_known_runs_is_stated(repository):
     """Peaks of tensors in the released runs, without CUDA and NCCL, and the paper's peaks."""
     text = (repository / "docs/cluster.md").read_text()
     experiment = load_experiment(repository / "workflow/config/smollm2-gpu.yaml")
-    runs = {run.run_id: run for run in experiment.runs()}
-    tidy = pd.read_parquet(
-        repository / "results/released/smollm2-gpu/tidy", columns=["run_id", "metric", "value", "source"]
-    )
-    rows = tidy[(tidy["metric"] == "peak_gib") & (tidy["source"] == "manifest")]
-    peaks = rows[rows["run_id"].isin(runs)].set_index("run_id")["value"]
-    small, estimates = shape_of(experiment.models["SmolLM2-135M-150steps"].pretrained), {}
-    for run_id in peaks.index:
-        update = dict(memory_of(small, experiment.training_of(runs[run_id]), 80).update)
-        del update["CUDA, NCCL and the rest"]
-        estimates[run_id] = sum(update.values())
-    errors = pd.Series(estimates) / peaks - 1
+    peaks = _peaks(repository / "results/released/smollm2-gpu")["value"]
+    estimates = _of_tensors(experiment, peaks)
+    errors = estimates / peaks - 1
     assert f"{peaks.min():.2f} to {peaks.max():.2f} GiB at most" in text
-    assert f"{min(estimates.values()):.2f} to {max(estimates.values()):.2f} GiB" in text
+    assert f"{estimates.min():.2f} to {estimates.max():.2f} GiB" in text
     assert f"{100 * errors.min():.0f} to {100 * errors.max():.0f} % more" in text
     assert errors.between(0, 0.3).all()
+
+    experiment = load_experiment(repository / "workflow/config/smollm2-rates.yaml")
+    kept = experiment.training.model_copy(update={"gradient_checkpointing": False})
+    peaks = _peaks(repository / "results/released/smollm2-rates")
+    peaks = peaks[peaks["seed"] > 8006]["value"]  # those made on a GPU
+    estimates = _of_tensors(experiment.model_copy(update={"training": kept}), peaks)
+    errors = estimates / peaks - 1
+    assert len(peaks) == 48 and errors.min() > 0, "an estimate that is too low would let a run fail"
+    assert f"{peaks.min():.2f} to {peaks.max():.2f} GiB at most" in text
+    assert f"{estimates.max():.2f} GiB, {100 * errors.min():.0f} to {100 * errors.max():.0f} % more" in text
+
     published = {
         row["method"]: float(row["value"]) for row in read_published() if row["metric"] == "vram_gib"
     }

@@ -123,6 +123,32 @@ def test_runs_of_smollm2_took_as_much_of_the_card_as_is_estimated(repository):
     assert f"to {errors.max():.0f} % more" in text
 
 
+def test_many_runs_that_share_a_card_take_less_of_it_than_is_estimated(repository):
+    """Those of smollm2-rates on a GPU, by their own clocks: 16 at a time on chains, 24 on functions."""
+    experiment = load_experiment(repository / "workflow/config/smollm2-rates.yaml")
+    kept = experiment.training.model_copy(update={"gradient_checkpointing": False})
+    experiment = experiment.model_copy(update={"training": kept})
+    tidy = repository / "results/released/smollm2-rates/tidy"
+    told = pd.read_parquet(tidy, columns=["run_id", "seed", "metric", "value", "source"])
+    told = told[(told["metric"] == "wall_s") & (told["source"] == "manifest") & (told["seed"] > 8006)]
+    clocks = told.set_index("run_id")["value"]
+    rows = [
+        (run.group_id, run.task, clocks[run.run_id], 3600 * hours_of(experiment, run).likely - START_S)
+        for run in experiment.runs()
+        if run.run_id in clocks
+    ]
+    table = pd.DataFrame(rows, columns=["setting", "task", "wall", "estimate"])
+    means = table.groupby(["setting", "task"]).mean().reset_index("task")
+    assert len(table) == 48 and len(means) == 8
+    card = means["wall"] / means["task"].map({"chains": 16, "functions": 24})
+    wall, estimate, times = means["wall"], means["estimate"], means["estimate"] / card
+    text = (repository / "docs/cluster.md").read_text()
+    assert f"{wall.min():.0f} to {wall.max():.0f} s a run of `smollm2-rates`" in text
+    assert f"{card.min():.1f} to {card.max():.1f} s of the card" in text
+    assert f"{estimate.max():.1f} s, {times.min():.1f} to {times.max():.1f} times as much" in text
+    assert estimate.min() == pytest.approx(estimate.max())
+
+
 class Launches(TorchDispatchMode):
     """Counts the operations that compute something; others make views."""
 
