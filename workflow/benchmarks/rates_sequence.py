@@ -200,8 +200,8 @@ def machines_page(rows: pd.DataFrame) -> str:
         table(
             [dict(row) for _, row in shown_rows.iterrows()],
             {name: Style("Machine") if name == "machine" else _STYLES[name] for name in names},
-            "The same differences for the seeds of each kind of machine. This table was added after the tests "
-            "and is not one of them.",
+            "The same differences for the seeds of each kind of machine. This table was added after the "
+            "tests and is not one of them.",
             columns=list(_OF_MACHINES),
         )
     )
