@@ -136,6 +136,14 @@ def evalplus_rule(out, exp, atol):
     return True
 
 
+def shape(value):
+    """Sizes of nested lists; None if their items differ in it."""
+    try:
+        return np.shape(value)
+    except ValueError:
+        return None
+
+
 near = st.sampled_from(
     [0.0, 1.0, 1.0 + 1e-8, 1.0 + 3e-7, 1.0 + 5e-6, 1e9, 1e9 + 50, 1e9 + 500, -2.5, math.inf, -math.inf]
 )
@@ -156,10 +164,11 @@ anything = (
 @example(1, 1.0000001, 0)
 @example([], [], 1e-6)
 @example([1.0, 2], [1.0 + 1e-9, 2], 0)
+@example([0.0], [[]], 1e-6)
 def test_flat_values_compare_as_in_evalplus(value, expected, tolerance):
     nested = any(isinstance(item, (list, tuple)) for item in (expected if isinstance(expected, list) else []))
-    if nested and not evalplus_rule(value, expected, tolerance):
-        return  # numpy broadcasts nested lists against shorter ones or refuses them; we compare item by item
+    if nested and (not evalplus_rule(value, expected, tolerance) or shape(value) != shape(expected)):
+        return  # numpy broadcasts nested lists of other shapes or refuses them; we compare item by item
     if isinstance(expected, (set, str)) or expected is None or isinstance(value, (set, str)):
         assert values_match(value, expected, tolerance) == (value == expected)
         return
@@ -183,6 +192,8 @@ def test_flat_values_compare_as_in_evalplus(value, expected, tolerance):
         (10**400, 1.0, 1e-6, False),
         (1.0, 10**400, 1e-6, False),
         ([1, 2], [1, 2, 3], 1e-6, False),
+        ([0.0], [[]], 1e-6, False),  # numpy compares nothing with nothing
+        ([1.0], [[1.0, 1.0]], 1e-6, False),  # and a number with each of a list
         ("1.0", 1.0, 1e-6, False),
     ],
 )
