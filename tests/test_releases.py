@@ -6,6 +6,7 @@ import subprocess
 import tarfile
 import zipfile
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -186,3 +187,31 @@ def test_clean_removes_what_it_says_and_nothing_else(checkout):
     assert {*gone, *stays} <= ignored and not {*released} & ignored
     subprocess.run(["make", "clean"], cwd=checkout, check=True, capture_output=True)
     assert files(checkout) == {*kept, *released, *stays}
+
+
+def test_the_findings_on_the_pretrained_model_are_those_of_its_released_rows(repository):
+    """Sentences written by hand, whose numbers stand in tables or can be counted in the rows of the runs."""
+    text = " ".join((repository / "docs/findings.md").read_text().split())
+    tests = pd.read_csv(repository / "results/released/smollm2-rates/sequence.csv")
+    both = tests[tests["tasks"] == "both"].set_index(["test", "condition"])
+
+    def told(test, condition):
+        row = 100 * both.loc[(test, condition), ["difference", "difference_low", "difference_high"]]
+        return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*row)
+
+    for test, name in ((1, "Mean height of the training curve"), (4, "Final test pass@1")):
+        low, high = told(test, "rate-1e-5"), told({1: 2, 4: 4}[test], "rate-3e-5")
+        assert f"- {name}: {low} points at 1e-5, {high} at 3e-5." in text
+    assert told(3, "each rule's better rate") == told(1, "rate-1e-5"), "this test repeats the first"
+    assert set(both["outcome"]) == {"succeeded"} and set(both["seeds"]) == {12}
+    assert "All 96 planned runs ended, and **all tests succeeded**" in text
+
+    rows = pd.read_parquet(repository / "results/released/smollm2-gsm8k/tidy")
+    rows = rows[rows["seed"].notna()]
+    batches = rows[rows["source"] == "train"].drop_duplicates(["run_id", "rollout_batch", "metric"])
+    success = batches.loc[batches["metric"] == "success", "value"]
+    silent = batches.loc[batches["metric"] == "groups_without_signal", "value"] == 1
+    assert f"{100 * success.mean():.1f} % of the sampled answers were right" in text
+    assert f"{silent.sum()} of {len(silent)} batches had no problem with right and wrong answers" in text
+    ends = rows.loc[(rows["metric"] == "pass@1") & (rows["source"] == "test"), "value"]
+    assert f"{100 * ends.min():.1f} to {100 * ends.max():.1f} % after" in text

@@ -63,13 +63,11 @@ def _claim(question: Question, verdict: ClaimVerdict, runs: pd.DataFrame) -> str
     answer = outcome(claim.direction, claim.margin, label(verdict), why(verdict))
     if claim.retired:
         answer = f"{_of_interval(verdict)}; the claim is [retired](docs/findings.md#verdicts)"
-    rates, ends = "", ""
-    if claim.metric == "pass@1" and claim.across is None:
-        rates, ends = _rates(verdict, runs) + _cut(verdict, runs), _ends(verdict, runs)
     settings = verdict.decision.settings
     tasks = len({setting.coordinates["task"] for setting in settings})
     of_tasks = f" of {counted(tasks, 'task')}" if 1 < len(settings) != tasks else ""
-    return _row(f"{question.text}{rates}", ends, short(verdict) + of_tasks, answer, question.command)
+    compared = f"{question.text}{_rates(verdict, runs)}{_cut(verdict, runs)}"
+    return _row(compared, _ends(verdict, runs), short(verdict) + of_tasks, answer, question.command)
 
 
 def _of_interval(verdict: ClaimVerdict) -> str:

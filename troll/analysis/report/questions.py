@@ -177,29 +177,33 @@ def answer(
         directory: its results, in which a fixed sequence of tests decides before any claim.
         runs: its tidy table, which answers an exploratory question, one without a claim.
     """
-    tests = []
-    for test, difference, reading in sequence_tests(directory, runs) if directory else ():
-        above, *below = reading.split(", but ")
-        said = f"{test['condition'].replace('rate-', 'At a rate of ')} {above}: TROLL minus clip {difference}"
-        tests.append(", but ".join([said, *below]))
+    tests = [
+        f"{test['condition'].replace('rate-', 'At a rate of ')} "
+        + _with_numbers(reading, f"TROLL minus clip {difference}")
+        for test, difference, reading in (sequence_tests(directory, runs) if directory else ())
+    ]
     if tests:
         return ". ".join(tests)
     question = QUESTIONS.get(name)
     for record in claims:
         if question and record["id"] == question.claim:
             text = outcome(record["direction"], record["margin"], record["verdict"], record["reason"])
-            verdict, *below = text.split(", but ")
             if record.get("retired"):
-                verdict = "The claim is retired"
-            numbers = _numbers(record)
-            verdict += f": {question.difference} {numbers}" if numbers else ""
-            text = ", but ".join([verdict, *below])
+                text = ", but ".join(["The claim is retired", *text.split(", but ")[1:]])
+            if numbers := _numbers(record):
+                text = _with_numbers(text, f"{question.difference} {numbers}")
             return re.sub(r"^\W*[a-z]", lambda start: start[0].upper(), text)
     if question and not question.claim and not question.part_of and runs is not None:
         tested = runs[(runs["metric"] == "pass@1") & (runs["source"] == "test")]
         ended = by_task(tested, {BASE: "base", "clip": "clip", "troll": "TROLL"}, digits=1)
         return f"Exploratory, no claim is judged by it; test pass@1 in %: {ended}"
     return ""
+
+
+def _with_numbers(outcome_text: str, numbers: str) -> str:
+    """Returns an outcome with its numbers, which stand before what must not be overlooked."""
+    side, *below = outcome_text.split(", but ")
+    return ", but ".join([f"{side}: {numbers}", *below])
 
 
 def _numbers(record: Mapping[str, Any]) -> str:
